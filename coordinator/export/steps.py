@@ -253,11 +253,15 @@ def _forward(
     statistics = {tensor.name: tensors[tensor.name] for tensor in model.spec.tensors if tensor.kind == "stat"}
     primitives = Primitives(statistics, given.get(BATCHES))
     model.module.train(training)
+
+    def numbers(index: int, _: Noise) -> Tensor:
+        return given[f"noise:{index}"]
+
     with (
         sdpa_kernel(SDPBackend.MATH),
         _recurrent_layers_written_out(),
         primitives,
-        GivenDraws(lambda index, _: given[f"noise:{index}"]) if training else nullcontext(),
+        GivenDraws(numbers, in_place=False) if training else nullcontext(),
         features_watched(model) as calls,
     ):
         logits = functional_call(model.module, tensors, (given["x"],))

@@ -85,6 +85,12 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "dropout2d": _shaped(functional.dropout2d, 5, 4, 2),
     "dropout3d": _shaped(functional.dropout3d, 5, 2, 2, 2),
     "dropout in place": lambda x: functional.dropout(x * 1, 0.3, True, True),
+    "dropout in place of a view": lambda x: functional.dropout((x * 1).flatten(1), 0.3, True, True).view_as(
+        x
+    ),
+    "dropout in place of a view, then a function": lambda x: torch.sin(
+        functional.dropout(torch.sin(x).transpose(0, 1), 0.3, True, True)
+    ).transpose(0, 1),
     "dropout of time first": lambda x: functional.dropout(x.transpose(0, 1), 0.3).transpose(0, 1),
     "dropout of batch times time": lambda x: functional.dropout(x.reshape(-1, 8), 0.3).reshape(x.shape),
     "attention function": lambda x: functional.scaled_dot_product_attention(x, x, x, dropout_p=0.2),
