@@ -51,7 +51,11 @@ def export(spec: ModelSpec, module: nn.Module, weights: FlatArray, task: Task = 
     names += [DISTILLATION] if task.kind == "classification" else []
     names += [] if model.num_features is None else [CONTRAST]
     names += [LOSSES] if task.users_loss else []
-    graphs = {name: _graph(model, name) for name in names}
+    training = [name for name in names if name in steps.TRAINING]
+    # apart from `evaluate-gradient`: torch chooses other operators where a gradient is needed, as in LSTM
+    answers = [name for name in names if name in (ANSWER, LOSSES)]
+    made = _graphs(model, training) | _graphs(model, [EVALUATE_GRADIENT]) | _graphs(model, answers)
+    graphs = {name: made[name] for name in names}
     check(model, module, graphs, weights)
     return Exported(graphs, model.noises, "i8" if model.samples.ids else "f4")
 
@@ -67,12 +71,17 @@ def forward_graph(spec: ModelSpec, module: nn.Module, task: Task = CLASSIFICATIO
 
 
 def _graph(model: steps.Model, name: str, *, plain: bool = False) -> Graph:
+    return _graphs(model, [name], plain=plain)[name]
+
+
+def _graphs(model: steps.Model, names: list[str], *, plain: bool = False) -> dict[str, Graph]:
+    """Return graphs of one mode, which share the trace of the forward pass."""
     spec = model.spec
-    traced = trace(
+    traces = trace(
         spec.name,
         model.module,
-        lambda watch: steps.step(model, name, watch),
-        lambda num_samples: steps.inputs(model, name, num_samples),
+        lambda watch: steps.step(model, names, watch),
+        lambda num_samples: {name: steps.inputs(model, name, num_samples) for name in names},
         RULES,
     )
-    return lower(spec.name, traced, plain=plain)
+    return {name: lower(spec.name, one, plain=plain) for name, one in traces.items()}

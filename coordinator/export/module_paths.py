@@ -1,7 +1,8 @@
 """Finds the module of a model to which each traced operation belongs, also in the backward pass."""
 
+from bisect import bisect_right
 from collections.abc import Callable
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ class Paths:
         self._module = module
         self._stack = [""]
         self._changes: list[tuple[int, str]] = []  # (number of operations before, module)
+        self._hooked: set[Any] = set()  # functions of the backward pass; several losses share them
         self._spans: list[tuple[int, int, str]] = []  # (first and end of autograd's sequence numbers, module)
 
     def __enter__(self) -> Self:
@@ -35,19 +37,20 @@ class Paths:
 
     def watch(self, total: Tensor) -> None:
         """Hook the backward pass of this loss, so that its operations are assigned to modules too."""
-        waiting, seen = [total.grad_fn], set()
+        waiting = [total.grad_fn]
         while waiting:
             function = waiting.pop()
-            if function is None or function in seen:
+            if function is None or function in self._hooked:
                 continue
-            seen.add(function)
+            self._hooked.add(function)
             path = self._owner(function._sequence_nr())  # noqa: SLF001
             function.register_prehook(lambda _, path=path: self._note(path))
             waiting += [following for following, _ in function.next_functions]
 
     def of(self, index: int) -> str:
         """Return the path of the module to which the operation with this index belongs."""
-        return next((path for start, path in reversed(self._changes) if start <= index), "")
+        place = bisect_right(self._changes, index, key=lambda change: change[0])
+        return self._changes[place - 1][1] if place else ""
 
     def _owner(self, number: int) -> str:
         inside = [

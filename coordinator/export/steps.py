@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +20,6 @@ from fleetune.protocols.bundle.bundle import (
     ANSWER,
     CONTRAST,
     DISTILLATION,
-    EVALUATE_GRADIENT,
     LOSSES,
     TRAIN,
 )
@@ -41,6 +40,7 @@ _RESERVED = frozenset(
     "x y loss losses logits features batches teacher near far strength temperature".split()  # noqa: SIM905
 )
 Tensors = Mapping[str, Tensor]
+TRAINING = (TRAIN, DISTILLATION, CONTRAST)  # graphs that run the module in training mode
 BATCHES = (
     "batches"  # training steps, this one included: of models whose statistics are means over all batches
 )
@@ -188,7 +188,7 @@ def inputs(model: Model, graph: str, num_samples: int) -> dict[str, Tensor]:
     tensors = {tensor.name: torch.zeros(tensor.shape) for tensor in model.spec.tensors}
     tensors |= {name: torch.zeros(shape) for name, shape in frozen_shapes(model.spec).items()}
     floats: dict[str, tuple[int, ...]] = {}
-    if graph in (TRAIN, DISTILLATION, CONTRAST):
+    if graph in TRAINING:
         floats |= {f"noise:{index}": noise.sizes(num_samples) for index, noise in enumerate(model.noises)}
         floats |= {BATCHES: ()} if model.cumulative else {}
     if graph == DISTILLATION:
@@ -204,42 +204,59 @@ def inputs(model: Model, graph: str, num_samples: int) -> dict[str, Tensor]:
     return tensors | found | {name: torch.zeros(shape) for name, shape in floats.items()}
 
 
-def step(model: Model, graph: str, watch: Callable[[Tensor], None]) -> Callable[[Tensors], dict[str, Tensor]]:
-    """Return the function that a graph computes, from inputs by name to outputs by name.
+def step(
+    model: Model, graphs: Collection[str], watch: Callable[[Tensor], None]
+) -> Callable[[Tensors], dict[str, dict[str, Tensor]]]:
+    """Return the function that graphs of one mode compute, from inputs by name to outputs by graph and name.
 
-    The function calls `watch` with the loss before the backward pass.
+    The graphs share one forward pass. The function calls `watch` with each loss before its backward pass.
     """
+    trained = [tensor.name for tensor in model.spec.tensors if tensor.kind != "stat"]
 
-    def answer(given: Tensors) -> dict[str, Tensor]:
-        logits, features, _ = _forward(model, given, given, training=False)
-        return {"logits": logits} if features is None else {"logits": logits, "features": features}
-
-    def train(given: Tensors) -> dict[str, Tensor]:
-        trained = [tensor.name for tensor in model.spec.tensors if tensor.kind != "stat"]
-        leaves = {name: given[name].detach().requires_grad_() for name in trained}
-        logits, features, primitives = _forward(model, given, leaves, training=graph != EVALUATE_GRADIENT)
-        with primitives:
-            loss = mean_loss(model.task.loss, model.task.section, logits, given["y"])
-            total = loss
-            if graph == DISTILLATION:
-                total = loss + distillation(logits, given["teacher"], given["strength"], given["temperature"])
-            if graph == CONTRAST:
-                assert features is not None
-                total = loss + contrast(
-                    features, given["near"], given["far"], given["strength"], given["temperature"]
+    def run(given: Tensors) -> dict[str, dict[str, Tensor]]:
+        leaves = given
+        if not {ANSWER, LOSSES}.issuperset(graphs):
+            leaves = {name: given[name].detach().requires_grad_() for name in trained}
+        training = not set(graphs).isdisjoint(TRAINING)
+        logits, features, primitives = _forward(model, given, leaves, training=training)
+        found: dict[str, dict[str, Tensor]] = {}
+        for graph in graphs:
+            if graph == ANSWER:
+                found[graph] = {"logits": logits} | ({} if features is None else {"features": features})
+            elif graph == LOSSES:
+                losses = sample_losses(model.task.loss, model.task.section, logits, given["y"])
+                found[graph] = {"losses": losses}
+            else:
+                with primitives:
+                    loss, total = _losses(model, graph, given, logits, features)
+                watch(total)
+                gradients = torch.autograd.grad(
+                    total, [leaves[name] for name in trained], retain_graph=True, allow_unused=True
                 )
-        watch(total)
-        gradients = torch.autograd.grad(total, [leaves[name] for name in trained], allow_unused=True)
-        found = {"loss": loss}
-        for name, gradient in zip(trained, gradients, strict=True):
-            found[f"gradient:{name}"] = torch.zeros_like(given[name]) if gradient is None else gradient
-        return found | {f"statistic:{name}": value for name, value in primitives.new.items()}
+                found[graph] = {"loss": loss}
+                for name, gradient in zip(trained, gradients, strict=True):
+                    found[graph][f"gradient:{name}"] = (
+                        torch.zeros_like(given[name]) if gradient is None else gradient
+                    )
+                found[graph] |= {f"statistic:{name}": value for name, value in primitives.new.items()}
+        return found
 
-    def losses(given: Tensors) -> dict[str, Tensor]:
-        logits, _, _ = _forward(model, given, given, training=False)
-        return {"losses": sample_losses(model.task.loss, model.task.section, logits, given["y"])}
+    return run
 
-    return {ANSWER: answer, LOSSES: losses}.get(graph, train)
+
+def _losses(
+    model: Model, graph: str, given: Tensors, logits: Tensor, features: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Return the mean loss, and the sum of all terms, whose gradient the graph computes."""
+    loss = total = mean_loss(model.task.loss, model.task.section, logits, given["y"])
+    if graph == DISTILLATION:
+        total = loss + distillation(logits, given["teacher"], given["strength"], given["temperature"])
+    if graph == CONTRAST:
+        assert features is not None
+        total = loss + contrast(
+            features, given["near"], given["far"], given["strength"], given["temperature"]
+        )
+    return loss, total
 
 
 def _forward(

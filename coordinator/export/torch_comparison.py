@@ -276,7 +276,7 @@ def _targets(model: Model, normal: NDArray[Any], rng: np.random.Generator) -> ND
 
 
 def _norm(value: NDArray[Any]) -> float:
-    return float(np.linalg.norm(value.astype(float)))
+    return float(np.linalg.norm(value.astype(float, copy=False)))
 
 
 def _line(problem: Exception) -> str:

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from fleetune.coordinator.export.steps import BATCHES, Model, copied, features_watched
-from fleetune.protocols.bundle.bundle import ANSWER, CONTRAST, DISTILLATION, EVALUATE_GRADIENT, LOSSES
+from fleetune.coordinator.export.steps import BATCHES, TRAINING, Model, copied, features_watched
+from fleetune.protocols.bundle.bundle import ANSWER, CONTRAST, DISTILLATION, LOSSES
 from fleetune.protocols.model.torch_batch_norm import SingleValueNorms
 from fleetune.protocols.model.torch_dispatch import Watching
 from fleetune.protocols.model.torch_draws import GivenDraws
@@ -20,7 +20,6 @@ from fleetune.protocols.model.torch_loss_terms import contrast, distillation
 from fleetune.protocols.tasks.torch_losses import mean_loss, sample_losses
 
 Arrays = dict[str, NDArray[Any]]
-_WITHOUT_TRAINING = (ANSWER, EVALUATE_GRADIENT, LOSSES)
 
 
 class Reference:
@@ -49,7 +48,7 @@ class Reference:
         with _in_double() if self._precision == torch.float64 else nullcontext():
             inputs = {name: self._tensor(value) for name, value in given.items()}
             for training in (True, False):
-                names = [name for name in graphs if (name not in _WITHOUT_TRAINING) == training]
+                names = [name for name in graphs if (name in TRAINING) == training]
                 if names:
                     found |= self._outputs(names, tensors, inputs, training=training)
         return {

@@ -100,23 +100,24 @@ class Trace:
     operations: tuple[Operation, ...]
 
 
-Step = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
+Step = Callable[[Mapping[str, Tensor]], dict[str, dict[str, Tensor]]]
 
 
 def trace(
     name: str,
     module: nn.Module,
     make_step: Callable[[Callable[[Tensor], None]], Step],
-    make_inputs: Callable[[int], Mapping[str, Tensor]],
+    make_inputs: Callable[[int], Mapping[str, Mapping[str, Tensor]]],
     with_rules: Collection[str],
-) -> Trace:
-    """Trace a step for any batch size.
+) -> dict[str, Trace]:
+    """Trace the step of several graphs for any batch size, and return each graph's trace by name.
 
     Args:
         name: the name of the model, for errors.
         module: the module whose forward pass the step runs.
-        make_step: returns the step. The step calls its argument with the loss before the backward pass.
-        make_inputs: returns the inputs of the step for a number of samples.
+        make_step: returns the step, which returns the outputs by graph and name. The step calls its argument
+            with each loss before its backward pass.
+        make_inputs: returns the inputs of each graph for a number of samples.
         with_rules: names of operators that stay whole; torch takes others apart where it can.
 
     Raises:
@@ -125,10 +126,12 @@ def trace(
     traced = []
     for num_samples in SIZES:
         with Paths(module) as paths:
-            step, given = make_step(paths.watch), make_inputs(num_samples)
+            step, wanted = make_step(paths.watch), make_inputs(num_samples)
+            given = {label: tensor for inputs in wanted.values() for label, tensor in inputs.items()}
             made, outputs = _traced(name, module, step, given, _decompositions(frozenset(with_rules)))
         traced.append((made, paths, list(given), outputs))
-    return _merged(name, traced)
+    whole = _merged(name, traced)
+    return {graph: _cut(whole, graph, inputs) for graph, inputs in wanted.items()}
 
 
 @cache
@@ -148,11 +151,12 @@ def _decompositions(with_rules: frozenset[str]) -> dict[Any, Callable[..., Any]]
 def _traced(
     name: str, module: nn.Module, step: Step, given: Mapping[str, Tensor], table: Mapping[Any, Any]
 ) -> tuple[fx.GraphModule, list[str]]:
-    """Return the trace of a step by torch, and the names of the step's outputs."""
+    """Return the trace of a step by torch, and the step's outputs as "<graph>/<name>"."""
     outputs: list[str] = []
 
     def flat(*tensors: Tensor) -> tuple[Tensor, ...]:
-        found = step(dict(zip(given, tensors, strict=True)))
+        by_graph = step(dict(zip(given, tensors, strict=True)))
+        found = {f"{graph}/{label}": one for graph, outs in by_graph.items() for label, one in outs.items()}
         outputs.extend(found)
         return tuple(found.values())
 
@@ -187,7 +191,7 @@ def _failure(problem: Exception) -> str:
 
 
 def _merged(name: str, traced: Sequence[tuple[fx.GraphModule, Paths, list[str], list[str]]]) -> Trace:
-    """Merge two traces that differ only in sizes."""
+    """Merge two traces that differ only in sizes, with outputs called "<graph>/<name>"."""
     (first, paths, given, names), (second, _, _, others) = traced
     nodes, twins = list(first.graph.nodes), list(second.graph.nodes)
     if [node.target for node in nodes] != [node.target for node in twins] or names != others:
@@ -220,7 +224,7 @@ def _merged(name: str, traced: Sequence[tuple[fx.GraphModule, Paths, list[str], 
                 f"model {name!r} cannot be exported: {where} uses {node.target} and {_failure(problem)};"
                 " agents with torch can train it"
             ) from problem
-    return Trace(inputs, outputs, constants, _needed(operations, outputs))
+    return Trace(inputs, outputs, constants, tuple(operations))
 
 
 def _operation(node: fx.Node, twin: fx.Node, renamed: Mapping[str, str], path: str) -> Operation:
@@ -231,14 +235,18 @@ def _operation(node: fx.Node, twin: fx.Node, renamed: Mapping[str, str], path: s
     return Operation(renamed[node.name], str(node.target), args, kwargs, *_results(node, twin), path)
 
 
-def _needed(operations: list[Operation], outputs: Mapping[str, Ref]) -> tuple[Operation, ...]:
+def _cut(whole: Trace, graph: str, inputs: Collection[str]) -> Trace:
+    """Return the part of a trace that computes one graph from these inputs."""
+    start = f"{graph}/"
+    outputs = {name.removeprefix(start): ref for name, ref in whole.outputs.items() if name.startswith(start)}
     wanted = {ref.name for ref in outputs.values()}
     used = []
-    for operation in reversed(operations):
+    for operation in reversed(whole.operations):
         if operation.name in wanted:
             used.append(operation)
             wanted.update(ref.name for ref in _refs((operation.args, operation.kwargs)))
-    return tuple(reversed(used))
+    constants = {name: value for name, value in whole.constants.items() if name in wanted}
+    return Trace({name: whole.inputs[name] for name in inputs}, outputs, constants, tuple(reversed(used)))
 
 
 def _refs(value: Any) -> list[Ref]:

@@ -5,7 +5,6 @@ channels, the patches of all images become rows of one matrix. The forward pass 
 then products with that matrix. The choice depends on shapes only, so that a model always has the same graph.
 """
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -92,21 +91,12 @@ class Geometry:
         """Index in the padded image x that each kernel position of each patch reads, shape (pixels of y *
         taps,).
         """
-        axes = [
-            np.arange(number)[:, None] * stride + np.arange(taps) * dilation
-            for number, taps, stride, dilation in zip(
-                self.y, self.kernel, self.stride, self.dilation, strict=True
-            )
-        ]
+        count = len(self.y)
+        starts, taps = np.indices((*self.y, *self.kernel)).reshape(2, count, -1)
+        strides, dilations = (np.array(one)[:, None] for one in (self.stride, self.dilation))
         padded = [size + 2 * padding for size, padding in zip(self.x, self.padding, strict=True)]
-        places = [
-            np.ravel_multi_index(
-                [axis[start, tap] for axis, start, tap in zip(axes, starts, taps, strict=True)], padded
-            )
-            for starts in itertools.product(*map(range, self.y))
-            for taps in itertools.product(*map(range, self.kernel))
-        ]
-        return np.array(places, dtype=np.int64)
+        places: NDArray[np.int64] = np.ravel_multi_index(tuple(starts * strides + taps * dilations), padded)
+        return places
 
     @cached_property
     def choice(self) -> NDArray[np.float32]:
