@@ -34,9 +34,9 @@ def test_it_is_one_line_that_says_what_to_install(run_here, tmp_path):
     [
         (
             ("--address", "1.2.3.4:6379"),
-            "add --engine ray",
+            "--address names a Ray cluster, but the engine is local: add --engine ray",
         ),
-        (("--engine", "ray", "--workers", "0"), "--workers 0: --engine ray needs at least 1"),
+        (("--engine", "ray", "--workers", "0"), "--workers 0: --engine ray needs at least 1 worker"),
     ],
 )
 def test_options_that_do_not_go_together_are_one_line(run_here, words, line):
