@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import torch
 from tests.helpers.places import ROOT
@@ -69,15 +70,14 @@ def missing_package(model: ZooModel) -> str:
 
 def examine(model: ZooModel) -> Outcome:
     """Export a model and train it in both trainers, in this process."""
-    if isinstance(model.shape, dict):
-        return Outcome(refusal="[model] takes one input, this model takes several")
-    section = ModelSection(model.path, input_shape=model.shape, num_classes=model.classes)
+    keys = {"name": model.path, "input_shape": model.shape, "num_classes": model.classes}
     start = time.process_time()
     try:
+        section = msgspec.convert(keys, ModelSection)  # as a run.toml is read
         bundle = make_run_model_bundle(section, KEY, model.task)
         seconds = time.process_time() - start
         spec, module = described(section, KEY)
-    except ModelError as problem:
+    except (ModelError, msgspec.ValidationError) as problem:
         return Outcome(refusal=str(problem), seconds=time.process_time() - start)
     weights = weights_of(spec, module)
     backends = [TorchBackend(spec, module, task_of(model.task)), OnnxBackend(bundle)]

@@ -123,7 +123,7 @@ NOT_YET = {
     "hf_wav2vec2": "wav2vec2.encoder lets values of the data decide in Python",  # it skips layers at random
     **dict.fromkeys(
         ("tables:ImageAndNumbers", "tables:Siamese", "tables:DictOfColumns", "tables:bert_with_mask"),
-        "[model] takes one input",
+        "Expected `array | null`, got `object` - at `$.input_shape`",  # one input only
     ),
     "tables:TwoHeads": "gives dict for two samples",
 }
