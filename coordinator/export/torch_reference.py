@@ -123,7 +123,10 @@ class Reference:
 def _losses(
     model: Model, graph: str, inputs: Mapping[str, Tensor], logits: Tensor, features: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Return the mean loss, and the sum of all terms, whose gradient the graph computes."""
+    """Return the mean loss, and the sum of all terms, whose gradient the graph computes.
+
+    The function of this name in `export.steps` is not used, so that the check finds its faults.
+    """
     loss = total = mean_loss(model.task.loss, model.task.section, logits, inputs["y"])
     if graph == DISTILLATION:
         total = total + distillation(
