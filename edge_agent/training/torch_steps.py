@@ -106,6 +106,7 @@ class TorchSteps:
     ) -> Tensor:
         model, device, graphs = self._model, self._model.device, self._cuda_graphs
         model.vectors.torch_gradient.zero_()
+        is_first = training and not self._draws
         with fork_seeded(key, device), model.only_gradients_of(tensors), model.last_layer.watched() as calls:
             before = mutable_state(model.module, device) if graphs.enabled else []
             with autocast_to(self._precision if training else "float32", device):
@@ -119,7 +120,9 @@ class TorchSteps:
                 own = logits if of_logits else model.last_layer.features(calls)
                 total = loss + loss_term_value(extra_loss, own)
             if total.requires_grad:
-                total.backward()  # type: ignore[no-untyped-call]
+                # the first step of all shows if a module draws; watching each step would slow it down
+                with GivenDraws(self._refuse_draw) if is_first else nullcontext():
+                    total.backward()  # type: ignore[no-untyped-call]
         return loss
 
     def _graph_step(
@@ -180,6 +183,13 @@ class TorchSteps:
             self._cuda_graphs.disable()
         self._draws[len(x)] = tuple(noises)
         return logits
+
+    def _refuse_draw(self, _: int, noise: Noise) -> Tensor:
+        """Refuse a draw in the backward pass: the recomputed layers would drop other values than before."""
+        raise ModelError(
+            f"model {self._model.spec.name} draws random numbers ({noise.kind}) in the backward pass, as"
+            " torch.utils.checkpoint does; turn gradient checkpointing off"
+        )
 
     def _given(self, numbers: Numbers) -> GivenDraws:
         return GivenDraws(numbers, operators=self._operators_draw)

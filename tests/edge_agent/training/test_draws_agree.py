@@ -7,6 +7,7 @@ import pytest
 import torch
 from tests.helpers.drawing_models import CLASSES, FUNCTIONS, MODELS, SHAPE, Residual
 from tests.helpers.nightly import sooner
+from torch import nn
 
 from fleetune.coordinator.export.graphs import export
 from fleetune.coordinator.spec.spec_from_torch import describe, weights_of
@@ -99,3 +100,31 @@ def test_copies_of_a_module_draw_alike():
     one, other = (TorchBackend(spec, copy.deepcopy(module)) for _ in range(2))
     other.step(x, y, Key(5))  # what was drawn before does not matter
     assert one.step(x, y, Key(6)) == other.step(x, y, Key(6))
+
+
+class Recomputed(torch.autograd.Function):
+    """Runs a layer again in the backward pass, as `torch.utils.checkpoint` does.
+
+    That function itself fails beside the fake graphics card of other tests.
+    """
+
+    @staticmethod
+    def forward(context, layer, x):
+        context.layer = layer
+        context.save_for_backward(x)
+        return layer(x)
+
+    @staticmethod
+    def backward(context, gradient):
+        (x,) = (one.detach().requires_grad_() for one in context.saved_tensors)
+        with torch.enable_grad():
+            y = context.layer(x)
+        return None, *torch.autograd.grad(y, x, gradient)
+
+
+@pytest.mark.parametrize("layer", [nn.Dropout(0.5), nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)])
+def test_draws_in_the_backward_pass_are_refused(layer):
+    module = Residual(lambda x: Recomputed.apply(layer, x))
+    backend = TorchBackend(describe("drawing:net", module, SHAPE, CLASSES), module)
+    with pytest.raises(ModelError, match="turn gradient checkpointing off"):
+        backend.step(*batch(3), Key(1))
