@@ -85,10 +85,6 @@ class _Standardised(Function):
     Also returns the mean and the biased variance. `weight` and `bias` have one value for each normalised
     group, in a shape that broadcasts. Where `single` is True, a group has one value; its mean and variance
     are then the running ones, as constants.
-
-    `weight` and `bias` have one value for each group of entries that is normalised, in a shape that
-    broadcasts. Where `single` is True, a group has one value. Then mean and variance are the running ones, as
-    constants.
     """
 
     @staticmethod

@@ -494,8 +494,6 @@ def over_participants(judged: Accuracies, rows: Collection[DeviceSummary]) -> Ac
     """Replace personal means over all devices by means over the devices that took part.
 
     The former means move to the fields `..._all`. If all devices took part, the scores stay unchanged.
-
-    The scores stay unchanged if all devices took part.
     """
     untrained = any(row.personal is not None and not row.took_part for row in rows)
     if not untrained or judged.personal_mean is None:

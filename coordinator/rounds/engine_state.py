@@ -73,10 +73,6 @@ class Introduction:
         identity: id, name, and how it is known; None if simulated or not heard yet (see
             `EngineState.identity`).
         agent: program and version of its agent; "" if simulated or not reported.
-
-    Attributes:
-        identity: who it is; None: simulated, or not heard yet (see `EngineState.identity`).
-        agent: program and version of its agent; "": not reported, or simulated.
     """
 
     identity: Identity | None = None

@@ -20,10 +20,6 @@ class DeviceReady:
     them.
     `agent`: program and version of its agent; "" if simulated or not reported.
     `identity`: the device's id, name and how it is known; None if simulated.
-
-    `base`: digest of the device's model, if tasks are sent as differences; None if it cannot use them.
-    `agent`: program and version of its agent; "": not reported, or simulated. `identity`: who it is; None:
-    simulated.
     """
 
     report: DeviceReport
@@ -66,9 +62,6 @@ class Declined:
     `diverged`: its training, or its task, had numbers that are not finite.
     `replied`: the device did its task, but the coordinator refused the reply and therefore declines for the
     device.
-
-    `diverged`: its training, or its task, had numbers that are not finite. `replied`: the device did its
-    task, but the coordinator refused the reply and therefore declines for it.
     """
 
     device: DeviceId

@@ -50,9 +50,6 @@ class RunFiles:
 
         If several files have the same run.name, only one is valid: the one that was valid before, else the
         first.
-
-        If several files have one run.name, the file that had it at the last look is valid, else the first
-        one.
         """
         found = {path: mark for path in sorted(self._folder.glob("*.toml")) if (mark := mark_of(path))}
         self._known = {path: self._read(path, mark) for path, mark in found.items()}

@@ -111,8 +111,6 @@ class Backend(Protocol):
         Its spec has the exact numbers of neurons. Its output equals that of the whole model with all other
         neurons' parameters set to 0.
 
-        Its output equals that of the whole model with all other neurons' parameters set to 0.
-
         Returns:
             None if no such network exists, or if its output would differ.
         """

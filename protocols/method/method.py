@@ -126,8 +126,6 @@ class Method(Protocol[S, D, T, U]):
         """Return `state` with a personal model that the device brings from the run that this one continues.
 
         `weights` is that model, shape (spec.size,). Parts that all devices have in common stay unchanged.
-
-        `weights` is that model, shape (spec.size,). Parts that all devices have in common stay unchanged.
         """
         return replace(state, weights=weights)  # type: ignore[type-var]
 

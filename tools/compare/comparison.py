@@ -183,8 +183,6 @@ def target_of(runs: Sequence[FinishedRun], score: float | None, each: str = "met
     """Return the requested target; without a request, 95 % of the best configuration's final personal score.
 
     If a lower score is better, the default target is the best score divided by 0.95.
-
-    If a lower score is better, the target is the best score divided by 0.95.
     """
     if score is not None:
         return Target(score, AS_ASKED)

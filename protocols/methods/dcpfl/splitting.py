@@ -231,8 +231,6 @@ class GroupDevelopment:
 
         After a lost trial, no other begins for `hold_rounds`. The trial is repeated if no device had two
         models to compare.
-
-        The trial is repeated if no device had two models to compare.
         """
         votes = [update.trial for device, update in heard.items() if update.trial and state.on_trial(device)]
         if not votes:

@@ -150,8 +150,6 @@ def server_model(rows: NDArray[np.float64], copies: Copies) -> list[NDArray[np.f
     """Return one device's target s^l = sum_j r_j^l w_j^l for each layer (eq. 15 and 34), float64.
 
     `rows` are the device's rows of the cube, shape (L, N).
-
-    `rows` are the device's of the cube, shape (L, N).
     """
     return [_combine(row, layer) for row, layer in zip(rows, copies, strict=True)]
 
