@@ -34,7 +34,7 @@ def recipe_of(spec: ModelSpec, module: nn.Module) -> Recipe | None:
 
 def _drawn(spec: ModelSpec, key: Key) -> dict[str, FlatArray]:
     """Return all tensors of a model as torch draws them, by name."""
-    module = drawn(spec.name, spec.input_shape, spec.num_classes, key)
+    module = drawn(spec.name, spec.input_shape, spec.num_classes, key, spec.reads)
     weights = weights_of(spec, module)
     return {tensor.name: view for tensor, view in spec.views(weights)} | frozen_values(spec, module)
 

@@ -257,6 +257,8 @@ def _inputs(model: Model, graphs: list[str], num_samples: int, key: Key) -> Arra
     if model.samples.vocabulary is not None:
         ids = rng.integers(min(model.samples.vocabulary, MOST_IDS), size=found["x"].shape)
         found["x"] = ids if model.samples.ids else ids.astype(np.float32)
+    if model.spec.reads.inputs:
+        found["x"] = model.spec.reads.valid(found["x"])
     if "y" in found:
         found["y"] = _targets(model, found["y"], rng)
     for index, noise in enumerate(model.noises):

@@ -119,7 +119,7 @@ def for_run(bundle: Bundle, settings: RunSettings) -> Bundle:
     data = settings.data
     _check_names(data.class_names, bundle.spec.num_classes)
     check_channels(data.mean, data.std, bundle.spec.input_shape)
-    _check_scale(settings, ids=bundle.vocabulary is not None)
+    _check_scale(settings, bundle.spec, ids=bundle.vocabulary is not None)
     return replace(bundle, mean=data.mean, std=data.std, class_names=data.class_names or bundle.class_names)
 
 
@@ -128,11 +128,12 @@ def _check_names(names: tuple[str, ...], num_classes: int) -> None:
         raise SettingError(f"data.class_names has {len(names)} names; the model has {num_classes} classes")
 
 
-def _check_scale(settings: RunSettings, *, ids: bool) -> None:
+def _check_scale(settings: RunSettings, spec: ModelSpec, *, ids: bool) -> None:
     plain = DataSection()
+    takes = "several inputs" if spec.reads.inputs else "token ids" if ids else ""
     for key in ("mean", "std"):
-        if ids and getattr(settings.data, key) != getattr(plain, key):
-            raise SettingError(f"data.{key}: model {settings.model.name!r} takes token ids; leave it out")
+        if takes and getattr(settings.data, key) != getattr(plain, key):
+            raise SettingError(f"data.{key}: model {settings.model.name!r} takes {takes}; leave it out")
 
 
 def _bundle_at_hand(settings: RunSettings) -> Bundle | None:
@@ -221,7 +222,7 @@ def _by_torch(settings: RunSettings) -> Model:
         raise _no_torch(name) from None
     spec, module = described(model, run_key(settings.run.seed).child("weights"))
     weights, frozen = weights_of(spec, module), frozen_values(spec, module)
-    _check_scale(settings, ids=samples_of(module, input_shape).ids)
+    _check_scale(settings, spec, ids=samples_of(module, input_shape).ids)
     with running_model(name, "cannot be trained"):
         flops, activations = training_flops(module, input_shape), activation_bytes(module, input_shape)
     return Model(spec, weights, flops, activations, None, frozen)

@@ -4,13 +4,17 @@ import difflib
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
+import torch
 from torch import nn
 
 from fleetune.coordinator.spec.seed_dependence import drawn_buffers
 from fleetune.coordinator.spec.spec_from_torch import describe, drawn
 from fleetune.protocols.errors import SettingError
+from fleetune.protocols.model.architectures import untried
+from fleetune.protocols.model.interface import Interface, interface_of_shapes
 from fleetune.protocols.model.spec import Adapters, ModelSpec
 from fleetune.protocols.model.torch_backbone import add_adapters, freeze, takes_adapter
+from fleetune.protocols.model.torch_interface import with_types
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.device import ModelSection
 
@@ -31,13 +35,23 @@ def described(settings: ModelSection, key: Key) -> tuple[ModelSpec, nn.Module]:
     name, shape, classes = settings.name, settings.input_shape, settings.num_classes
     assert shape is not None
     assert classes is not None
-    module = drawn(name, shape, classes, key)
-    buffers = drawn_buffers(name, module, shape, classes, key)
+    interface = _interface(settings, shape, classes)
+    module = drawn(name, shape, classes, key, interface)
+    buffers = drawn_buffers(name, module, shape, classes, key, interface)
     adapters = freeze_the_rest(module, settings)
-    spec = describe(name, module, shape, classes, adapters=adapters, buffers=buffers)
+    spec = describe(name, module, shape, classes, adapters=adapters, buffers=buffers, interface=interface)
     if settings.backbone == "int8":
         _check_int8(spec, module)
     return spec, module
+
+
+def _interface(settings: ModelSection, shape: tuple[int, ...], num_classes: int) -> Interface:
+    interface = interface_of_shapes(settings.inputs, settings.output)
+    if not interface.inputs:
+        return interface
+    with torch.random.fork_rng(devices=[]):
+        module = untried(settings.name, shape, num_classes, interface)
+    return with_types(settings.name, module, interface)
 
 
 def _check_int8(spec: ModelSpec, module: nn.Module) -> None:

@@ -7,12 +7,14 @@ differs, such as a plain tensor attribute or a list of random indices, cannot be
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fleetune.coordinator.spec.spec_from_torch import drawn
 from fleetune.protocols.errors import ModelError
 from fleetune.protocols.model.architectures import names
+from fleetune.protocols.model.interface import PLAIN, Interface
 from fleetune.protocols.model.token_ids import blank_batch, samples_of
 from fleetune.protocols.model.torch_backbone import is_counter, is_statistic
 from fleetune.protocols.model.torch_failures import failing_part
@@ -23,7 +25,12 @@ _TOLERANCE = 1e-3  # of the outputs; rounding makes 1e-6 of it, other random num
 
 
 def drawn_buffers(
-    name: str, module: nn.Module, input_shape: tuple[int, ...], num_classes: int, key: Key
+    name: str,
+    module: nn.Module,
+    input_shape: tuple[int, ...],
+    num_classes: int,
+    key: Key,
+    interface: Interface = PLAIN,
 ) -> frozenset[str]:
     """Return the names of buffers that differ with another seed, without running statistics.
 
@@ -33,6 +40,7 @@ def drawn_buffers(
         input_shape: the shape of one sample, without the batch axis.
         num_classes: the number of logits.
         key: the key of the first weights.
+        interface: the interface that the module was built with.
 
     Raises:
         ModelError: the model cannot be built again, or the seed changes something that cannot be sent.
@@ -41,7 +49,7 @@ def drawn_buffers(
         return frozenset()
     _check_norms(name, module)
     _check_batch_size(name, module, input_shape, num_classes)
-    other = drawn(name, input_shape, num_classes, key.child("other"))
+    other = drawn(name, input_shape, num_classes, key.child("other"), interface)
     mine, others = (dict(one.named_buffers()) for one in (module, other))
     found = set()
     for path, buffer in mine.items():
@@ -53,7 +61,7 @@ def drawn_buffers(
             )
         if not _same(buffer, others[path]):
             found.add(path)
-    _check_the_rest(name, module, other, input_shape)
+    _check_the_rest(name, module, other, _samples(module, input_shape, interface))
     return frozenset(found)
 
 
@@ -94,7 +102,7 @@ def _check_batch_size(name: str, module: nn.Module, input_shape: tuple[int, ...]
         )
 
 
-def _check_the_rest(name: str, module: nn.Module, other: nn.Module, input_shape: tuple[int, ...]) -> None:
+def _check_the_rest(name: str, module: nn.Module, other: nn.Module, x: Tensor) -> None:
     """Check that both builds compute the same once they have the same parameters and buffers."""
     try:
         other.load_state_dict(module.state_dict())
@@ -104,7 +112,6 @@ def _check_the_rest(name: str, module: nn.Module, other: nn.Module, input_shape:
     buffers = dict(module.named_buffers())
     for path, buffer in other.named_buffers():
         buffer.data = buffers[path].detach().clone()  # also those that are not persistent
-    x = _samples(module, input_shape)
     with running_model(name, "cannot take random samples"):
         once, again, rebuilt = (_outputs(one, x) for one in (module, module, other))
     # the first condition: the model is random in every call
@@ -117,8 +124,11 @@ def _check_the_rest(name: str, module: nn.Module, other: nn.Module, input_shape:
     )
 
 
-def _samples(module: nn.Module, input_shape: tuple[int, ...]) -> Tensor:
+def _samples(module: nn.Module, input_shape: tuple[int, ...], interface: Interface) -> Tensor:
     """Random samples; of token ids, only ids that every vocabulary has."""
+    if interface.inputs:
+        normal = Key(0).generator().normal(size=(2, *input_shape))
+        return torch.from_numpy(interface.valid(normal.astype(np.float32)))
     x, samples = blank_batch(module, input_shape), samples_of(module, input_shape)
     generator = torch.Generator().manual_seed(0)
     if samples.vocabulary is not None or not x.is_floating_point():

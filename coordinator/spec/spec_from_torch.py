@@ -5,12 +5,14 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from msgspec import UNSET
 from torch import Tensor, nn
 
 from fleetune.coordinator.spec.neuron_trace import NeuronTrace
 from fleetune.coordinator.spec.neurons import Neurons
 from fleetune.protocols.errors import ModelError
 from fleetune.protocols.model.architectures import build, try_out
+from fleetune.protocols.model.interface import PLAIN, Interface
 from fleetune.protocols.model.spec import (
     RUNNING_STATISTICS,
     Adapters,
@@ -33,6 +35,7 @@ def describe(
     *,
     adapters: Adapters | None = None,
     buffers: Collection[str] = (),
+    interface: Interface = PLAIN,
 ) -> ModelSpec:
     """Return the spec of a module: trainable parameters in module order, then running statistics.
 
@@ -47,6 +50,7 @@ def describe(
         num_classes: the number of logits.
         adapters: the adapters that were added to the module.
         buffers: the names of buffers that are sent to devices.
+        interface: the interface that the module was built with.
 
     Raises:
         ModelError: the module cannot take this input or does not give `num_classes` logits, two tensors
@@ -74,7 +78,14 @@ def describe(
         )
         for path, tensor in tensors.items()
     )
-    spec = ModelSpec(name, described, groups, tuple(input_shape), num_classes)
+    spec = ModelSpec(
+        name,
+        described,
+        groups,
+        tuple(input_shape),
+        num_classes,
+        interface=UNSET if interface == PLAIN else interface,
+    )
     if not frozen and adapters is None:
         return spec
     backbone = tuple(_frozen(name, module, frozen, neurons.uses, len(logits)))
@@ -110,7 +121,9 @@ def _check_travels(name: str, path: str, tensor: Tensor) -> None:
         )
 
 
-def drawn(name: str, input_shape: tuple[int, ...], num_classes: int, key: Key) -> nn.Module:
+def drawn(
+    name: str, input_shape: tuple[int, ...], num_classes: int, key: Key, interface: Interface = PLAIN
+) -> nn.Module:
     """Build a model by name, with weights that `key` decides. Torch's global generator stays unchanged.
 
     Raises:
@@ -118,7 +131,7 @@ def drawn(name: str, input_shape: tuple[int, ...], num_classes: int, key: Key) -
     """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(key.value)
-        return build(name, input_shape, num_classes)
+        return build(name, input_shape, num_classes, interface)
 
 
 def draw(name: str, input_shape: tuple[int, ...], num_classes: int, key: Key) -> tuple[ModelSpec, FlatArray]:

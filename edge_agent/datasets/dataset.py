@@ -1,11 +1,13 @@
 """`Dataset`, the samples that every format and source gives, and the checks on them."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fleetune.protocols.bounds import MOST_IDS
 from fleetune.protocols.errors import DataError
 
 
@@ -51,7 +53,7 @@ class Dataset:
 
 def make_dataset(
     source: str,
-    x: ArrayLike,
+    x: ArrayLike | Mapping[str, ArrayLike],
     y: ArrayLike | None,
     *,
     group: ArrayLike | None = None,
@@ -62,13 +64,14 @@ def make_dataset(
 ) -> Dataset:
     """Check samples and convert them to the types of a `Dataset`.
 
+    `x` by name, for a model with several inputs, becomes rows (`rows_of`).
     Labels are classes if there is one whole number per sample, else numbers. `y = None` means no labels.
     Inputs stay uint8 or become float32, and are copied only if they must be converted.
 
     Raises:
         DataError: there are no samples, lengths differ, or a column has the wrong type.
     """
-    inputs = _inputs(source, as_array(source, "x", x))
+    inputs = _inputs(source, rows_of(source, x) if isinstance(x, Mapping) else as_array(source, "x", x))
     labels = _labels(source, np.zeros((len(inputs), 0)) if y is None else as_array(source, "y", y))
     if len(labels) != len(inputs):
         raise DataError(
@@ -100,6 +103,33 @@ def make_dataset(
         benchmark,
         None if blocks is None else blocks.astype(np.int64, copy=False),
     )
+
+
+def rows_of(source: str, inputs: Mapping[str, ArrayLike]) -> NDArray[np.float32]:
+    """Return samples of several arrays as rows, shape (n, numbers of a sample), see `protocols.model.interface`.
+
+    Bytes with two or more axes in a sample are images, and are divided by 255. All other numbers stay.
+
+    Raises:
+        DataError: an array holds no numbers, or numbers that float32 rounds, or their lengths differ.
+    """
+    arrays = {name: as_array(source, name, inputs[name]) for name in sorted(inputs)}
+    first = next(iter(arrays))
+    for name, array in arrays.items():
+        if array.dtype.kind not in "buif" or array.ndim < 1:
+            raise DataError(f"{source}: {name} holds {array.dtype}; it must hold numbers for each sample")
+        if len(array) != len(arrays[first]):
+            raise DataError(
+                f"{source}: {name} has {len(array)} samples, and {first} has {len(arrays[first])}; give each"
+                " the same samples"
+            )
+        if array.dtype.kind in "ui" and array.size and np.abs(array.astype(np.int64)).max() > MOST_IDS:
+            raise DataError(f"{source}: {name} has whole numbers above {MOST_IDS:,}, which float32 rounds")
+    rows = [
+        array.astype(np.float32) / (255 if array.dtype == np.uint8 and array.ndim > 2 else 1)
+        for array in arrays.values()
+    ]
+    return np.concatenate([one.reshape(len(one), -1) for one in rows], axis=1)
 
 
 def as_array(source: str, name: str, column: ArrayLike) -> NDArray[Any]:

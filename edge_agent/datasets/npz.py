@@ -16,6 +16,7 @@ from fleetune.protocols.files import write_atomically
 _PARTS = ("train", "validation", "test")
 _WHOLE = {"x", "y", "group", "test", "validation", "block"}
 _NAMED, _NAME = 8, 60  # most array names in a message, and their longest length
+_X = {"x", *(f"x_{part}" for part in _PARTS)}
 _SPLIT = {f"{axis}_{part}" for part in _PARTS for axis in "xy"}
 
 
@@ -27,10 +28,14 @@ def load_npz(source: str, path: Path) -> Dataset:
     """
     try:
         with open_npz(path, _WHOLE | _SPLIT) as file:
+            names = file.names
             arrays = {name: file.read(name) for name in file.headers}
+        if not _X & arrays.keys():
+            with open_npz(path, names) as file:  # several inputs, each under its name
+                arrays = {name: file.read(name) for name in file.headers}
     except DataError as problem:
         raise DataError(f"{source}: {problem}") from None
-    return from_arrays(source, arrays, file.names)
+    return from_arrays(source, arrays, names)
 
 
 def from_arrays(source: str, arrays: Mapping[str, ArrayLike], names: Sequence[str] = ()) -> Dataset:
@@ -38,7 +43,7 @@ def from_arrays(source: str, arrays: Mapping[str, ArrayLike], names: Sequence[st
 
     Either the names are `x`, `y` (unless there are no labels), and optionally `group`, `block` and the masks
     `test` and `validation`. Or they are `x_train`, `y_train`, optionally `x_validation`, `y_validation`, and
-    `x_test`, `y_test`.
+    `x_test`, `y_test`. For a model with several inputs, all other names stand in the place of `x`.
 
     Args:
         source: the source as the user wrote it, for messages.
@@ -48,8 +53,9 @@ def from_arrays(source: str, arrays: Mapping[str, ArrayLike], names: Sequence[st
     Raises:
         DataError: arrays are missing or do not fit together.
     """
-    if "x" in arrays:
-        x, y = arrays["x"], arrays.get("y")
+    inputs = {name: array for name, array in arrays.items() if name not in _WHOLE | _SPLIT}
+    if "x" in arrays or (inputs and not _X & arrays.keys()):
+        x, y = arrays.get("x", inputs), arrays.get("y")
         group, test, validation = (arrays.get(name) for name in ("group", "test", "validation"))
         block = arrays.get("block")
         return make_dataset(source, x, y, group=group, test=test, validation=validation, block=block)

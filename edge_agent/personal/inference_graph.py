@@ -74,8 +74,9 @@ def write_inference(
 ) -> bytes:
     """Return the ONNX file of a model with these weights, shape (spec.size,), and its `frozen` tensors.
 
-    Its metadata hold `about` and, as JSON, the class names and the run's [task] if it has one. If they are
-    known, they also hold the anomaly threshold and its rate of false alarms.
+    Its metadata hold `about` and, as JSON, the class names, the run's [task] if it has one, and the inputs in
+    a row if the model has several. If they are known, they also hold the anomaly threshold and its rate of
+    false alarms.
     """
     from fleetune.protocols.bundle.onnx_file import write_onnx
 
@@ -84,6 +85,8 @@ def write_inference(
     used = {port.name for port in graph.inputs}
     used_tensors = {name: view for name, view in tensors.items() if name in used}
     said = {**about, "class_names": json.dumps(list(bundle.class_names), ensure_ascii=False)}
+    if bundle.spec.reads.inputs:
+        said["inputs"] = msgspec.json.encode(bundle.spec.reads.inputs).decode()
     if bundle.task is not UNSET:
         said["task"] = msgspec.json.encode(bundle.task).decode()
     if threshold is not None:

@@ -276,9 +276,9 @@ def check_fits(data: DeviceData, spec: ModelSpec, task: Task = CLASSIFICATION) -
         _check_finite(data.source, data.part(part)[0], f" in the {part} samples")
     return replace(
         data,
-        x_train=_shaped(data.x_train, spec.input_shape, data.source),
-        x_validation=_shaped(data.x_validation, spec.input_shape, data.source),
-        x_test=_shaped(data.x_test, spec.input_shape, data.source),
+        x_train=_shaped(data.x_train, spec, data.source),
+        x_validation=_shaped(data.x_validation, spec, data.source),
+        x_test=_shaped(data.x_test, spec, data.source),
     )
 
 
@@ -287,7 +287,7 @@ def all_fit(dataset: Dataset, spec: ModelSpec, task: Task) -> bool:
     try:
         labels = task.checked(dataset.y, spec.num_classes, dataset.source)
         _check_finite(dataset.source, dataset.x, "")
-        _shaped(dataset.x[:1], spec.input_shape, dataset.source)
+        _shaped(dataset.x, spec, dataset.source)
     except (DataError, SettingError):
         return False
     trained_on = task.trained_on(labels)
@@ -361,8 +361,10 @@ def fits_input(found: tuple[int, ...], wanted: tuple[int, ...], *, as_bytes: boo
     return as_bytes and channels_last
 
 
-def _shaped(x: Inputs, wanted: tuple[int, ...], source: str) -> Inputs:
-    found = x.shape[1:]
+def _shaped(x: Inputs, spec: ModelSpec, source: str) -> Inputs:
+    found, wanted = x.shape[1:], spec.input_shape
+    if spec.reads.inputs:
+        _check_inputs(x, spec, source)
     if found == wanted:
         return x
     if (1, *found) == wanted:
@@ -370,6 +372,17 @@ def _shaped(x: Inputs, wanted: tuple[int, ...], source: str) -> Inputs:
     if fits_input(found, wanted, as_bytes=x.dtype == np.uint8):
         return np.ascontiguousarray(np.moveaxis(x, 3, 1))
     raise DataError(f"{source}: samples have shape {found}; expected {wanted}, as the model takes")
+
+
+def _check_inputs(x: Inputs, spec: ModelSpec, source: str) -> None:
+    """Raise DataError unless samples are rows of the model's several inputs."""
+    if x.shape[1:] != spec.input_shape:
+        raise DataError(
+            f"{source}: samples have shape {x.shape[1:]}; the model takes the inputs {spec.reads}: save each"
+            f" as an array of its name, or rows of {spec.reads.size} numbers in this order"
+        )
+    if problem := spec.reads.problem(x):
+        raise DataError(f"{source}: {problem}")
 
 
 def save_npz(path: Path, data: DeviceData) -> None:

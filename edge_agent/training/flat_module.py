@@ -148,7 +148,7 @@ def build_module(spec: ModelSpec, frozen: Tensors) -> nn.Module:
         ModelError: the model is unknown here, or it differs from the fleet's.
     """
     with fork_seeded(Key(0)):  # building draws initial weights, which must not move torch's global generator
-        module = architectures.build(spec.name, spec.input_shape, spec.num_classes)
+        module = architectures.build(spec.name, spec.input_shape, spec.num_classes, spec.reads)
     as_described(spec, module)
     if isinstance(spec.backbone, Backbone):
         set_frozen(module, frozen)

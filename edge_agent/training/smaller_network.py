@@ -158,7 +158,8 @@ def _synthetic_weights(spec: ModelSpec) -> FlatArray:
 def _synthetic_samples(backend: Backend) -> tuple[InputArray, LabelArray]:
     spec, draw = backend.spec, Key.of("smaller network", "samples").generator()
     shape = (_SAMPLES, *spec.input_shape)
-    x: InputArray = draw.standard_normal(shape).astype(np.float32)
+    normal = draw.standard_normal(shape).astype(np.float32)
+    x: InputArray = spec.reads.valid(normal) if spec.reads.inputs else normal
     if backend.vocabulary is not None:
         x = draw.integers(0, backend.vocabulary, shape)
     target = backend.task.target_shape(spec.num_classes, spec.input_shape)

@@ -15,13 +15,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fleetune.protocols.errors import ModelError
+from fleetune.protocols.model.interface import PLAIN, Interface
 from fleetune.protocols.model.token_ids import blank_batch, forward_blank
 from fleetune.protocols.model.torch_dispatch import CountingFlops
+from fleetune.protocols.model.torch_interface import attach
 from fleetune.protocols.one_line import suggestion
 from fleetune.protocols.user_code import as_line, user_module
 
 Shape = tuple[int, ...]
-Build = Callable[[Shape, int], nn.Module]
+Build = Callable[..., nn.Module]
 
 # vocabulary of `text-embedding`; `csv:` sources make such ids, see `edge_agent.datasets.csv_table`
 VOCABULARY = 8192
@@ -55,23 +57,41 @@ def names() -> tuple[str, ...]:
     return tuple(_BUILT_IN)
 
 
-def build(name: str, input_shape: Shape, num_classes: int) -> nn.Module:
+def build(name: str, input_shape: Shape, num_classes: int, interface: Interface = PLAIN) -> nn.Module:
     """Build the model `name`, initialised from torch's global generator, in training mode.
 
     Args:
         name: one of `names()`, or `package.module:function`, called as function(input_shape, num_classes).
+            With several inputs, it gets their shapes by name instead of `input_shape`.
         input_shape: shape of one sample without the batch axis: (channels, height, width) for images.
         num_classes: number of logits.
+        interface: the model's inputs, if there are several, and its output.
 
     Raises:
         ModelError: there is no such model or function, it returns no module, or the module cannot take this
             input or does not give `num_classes` logits.
     """
+    module = untried(name, input_shape, num_classes, interface)
+    if name not in _BUILT_IN:
+        attach(name, module, interface)
+    try_out(name, module, input_shape, num_classes)
+    return module.train()
+
+
+def untried(name: str, input_shape: Shape, num_classes: int, interface: Interface = PLAIN) -> nn.Module:
+    """Return what the model's function returns, see `build`.
+
+    Raises:
+        ModelError: there is no such model or function, or it returns no module.
+    """
     function = _BUILT_IN[name] if name in _BUILT_IN else _load(name)
+    if interface.inputs and name in _BUILT_IN:
+        raise ModelError(f"model {name!r} takes one input; leave model.inputs out")
+    shapes = {one.name: one.shape for one in interface.inputs} or input_shape
     try:
-        module = function(input_shape, num_classes)
+        module = function(shapes, num_classes)
     except Exception as problem:  # a user's function may raise anything
-        where = f"input {input_shape} and {num_classes} classes"
+        where = f"input {shapes} and {num_classes} classes"
         raise ModelError(f"model {name!r} cannot be built for {where}: {as_line(problem)}") from problem
     if not isinstance(module, nn.Module):
         raise ModelError(f"model {name!r} returned {type(module).__name__}; return a torch.nn.Module")
@@ -81,8 +101,7 @@ def build(name: str, input_shape: Shape, num_classes: int) -> nn.Module:
                 f"model {name!r}: {path or 'the model itself'} is a TorchScript module, whose layers are"
                 " hidden; return the nn.Module that it was made from"
             )
-    try_out(name, module, input_shape, num_classes)
-    return module.train()
+    return module
 
 
 def try_out(name: str, module: nn.Module, input_shape: Shape, num_classes: int) -> Tensor:
@@ -96,6 +115,8 @@ def try_out(name: str, module: nn.Module, input_shape: Shape, num_classes: int) 
     """
     try:
         _, logits = forward_blank(module, input_shape)
+    except ModelError:
+        raise
     except Exception as problem:  # a user's module may raise anything
         raise ModelError(f"model {name!r} cannot take input {input_shape}: {as_line(problem)}") from problem
     if not isinstance(logits, Tensor) or logits.shape != (2, num_classes):

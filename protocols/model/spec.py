@@ -18,6 +18,7 @@ from msgspec import UNSET, Meta, UnsetType
 from numpy.typing import NDArray
 
 from fleetune.protocols.bounds import MAX_NUMBER, Label
+from fleetune.protocols.model.interface import PLAIN, Interface
 
 FlatArray = NDArray[np.float32]
 MaskArray = NDArray[np.bool_]
@@ -146,6 +147,8 @@ class ModelSpec:
         input_shape: shape of one sample, without the batch axis.
         num_classes: number of labels, 0..num_classes-1.
         backbone: the frozen part; unset if there is none.
+        interface: the model's inputs, if there are several, and its output; unset: it takes one array, and
+            its output is found. See `reads`.
     """
 
     name: Label
@@ -154,6 +157,12 @@ class ModelSpec:
     input_shape: Shape
     num_classes: Size
     backbone: Backbone | UnsetType = UNSET
+    interface: Interface | UnsetType = UNSET
+
+    @property
+    def reads(self) -> Interface:
+        """The model's interface."""
+        return self.interface if isinstance(self.interface, Interface) else PLAIN
 
     @property
     def frozen(self) -> tuple[FrozenTensor, ...]:

@@ -32,6 +32,7 @@ def _problems(spec: ModelSpec) -> Iterator[str]:
         yield f"{sum(spec.groups)} neurons with {spec.size} entries"
     if math.prod(spec.input_shape) > MAX_PARAMETERS or spec.num_classes > MAX_PARAMETERS:
         yield f"samples of shape {spec.input_shape} of {spec.num_classes} classes"
+    yield from _interface_problems(spec)
     kinds = [tensor.kind == "stat" for tensor in spec.tensors]
     if kinds != sorted(kinds):
         yield "running statistics precede parameters"
@@ -40,6 +41,14 @@ def _problems(spec: ModelSpec) -> Iterator[str]:
         yield "a layer's tensors are not contiguous"
     for tensor in spec.tensors:
         yield from _tensor_problems(tensor, spec.groups)
+
+
+def _interface_problems(spec: ModelSpec) -> Iterator[str]:
+    names = [one.name for one in spec.reads.inputs]
+    if names != sorted(set(names)):
+        yield "its inputs are not in the order of their names"
+    if names and spec.input_shape != (spec.reads.size,):
+        yield f"samples of shape {spec.input_shape} for inputs {spec.reads}"
 
 
 def _tensor_problems(tensor: TensorSpec, groups: tuple[int, ...]) -> Iterator[str]:

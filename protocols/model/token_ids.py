@@ -35,7 +35,7 @@ def samples_of(module: nn.Module, input_shape: tuple[int, ...]) -> Samples:
         Exception: the module rejects blank samples of numbers and of ids.
     """
     blank = blank_batch(module, input_shape)
-    vocabulary = _vocabulary(module, blank)
+    vocabulary = vocabulary_of(module, blank, blank + 1)
     if not blank.is_floating_point():
         return Samples(ids=True, vocabulary=vocabulary or MOST_IDS)
     return Samples(ids=vocabulary is not None and _runs(module, blank.long()), vocabulary=vocabulary)
@@ -78,9 +78,15 @@ def _runs(module: nn.Module, batch: Tensor) -> bool:
     return True
 
 
-def _vocabulary(module: nn.Module, blank: Tensor) -> int | None:
-    """Return the smallest number of rows in which samples themselves are looked up."""
-    at_zero, at_one = _lookups(module, blank), _lookups(module, blank + 1)
+def vocabulary_of(module: nn.Module, blank: Tensor, changed: Tensor) -> int | None:
+    """Return the smallest number of rows in which samples themselves are looked up; None if they are not.
+
+    Args:
+        module: the module.
+        blank: samples of zeros.
+        changed: the same samples; the numbers that may be token ids are 1.
+    """
+    at_zero, at_one = _lookups(module, blank), _lookups(module, changed)
     if at_zero and not at_one:  # a table with a single row
         return min(rows for rows, _ in at_zero)
     if len(at_zero) != len(at_one):

@@ -8,9 +8,12 @@ import math
 from typing import Annotated, Literal, TypeVar
 
 from msgspec import Meta, field
+from msgspec.structs import force_setattr
 
 from fleetune.protocols.bounds import MAX_NUMBER, MOST_CLASSES, Label, NonNegative, Positive
 from fleetune.protocols.model.input_scaling import Mean, Std
+from fleetune.protocols.model.interface import MOST_INPUTS as MOST_NAMED_INPUTS
+from fleetune.protocols.model.interface import InputName
 from fleetune.protocols.settings.section import Count, Fraction, Settings
 from fleetune.protocols.settings.simulation import Arrivals, Partition
 
@@ -42,6 +45,10 @@ class ModelSection(Settings, frozen=True):
         name: name of a built-in model, `package.module:function` that returns a torch module from
             (input_shape, num_classes), or `bundle:FILE` that `edge-coordinator export` wrote.
         input_shape: shape of one sample, e.g. [1, 28, 28]. If left out, the data source gives it.
+        inputs: shape of each input of a model that takes several, e.g. { image = [1, 28, 28], age = [1] }. A
+            sample is then one row with all of them (docs/your-model.md). Leave input_shape out.
+        output: the entry of the model's output that has the logits, if the model returns a dict, an object or
+            a tuple. If left out, the entry `logits`.
         num_classes: number of outputs of the model for one sample: the classes, the numbers of a label, or
             for reconstruction the numbers of a sample. If left out, the data source gives it.
         weights: the weights that the run starts from: `run:NAME`, the shared model of another run in the same
@@ -60,6 +67,8 @@ class ModelSection(Settings, frozen=True):
 
     name: str
     input_shape: tuple[Count, ...] | None = None
+    inputs: Annotated[dict[InputName, tuple[Count, ...]], Meta(max_length=MOST_NAMED_INPUTS)] = {}  # noqa: RUF012
+    output: Label = ""
     num_classes: Annotated[int, Meta(ge=1, le=MOST_CLASSES)] | None = None
     weights: str | None = None
     init: Literal["default", "kaiming"] = "default"
@@ -68,6 +77,11 @@ class ModelSection(Settings, frozen=True):
     backbone: Literal["float32", "int8"] = "float32"
 
     def __post_init__(self) -> None:
+        if self.inputs:
+            row = (sum(math.prod(shape) for shape in self.inputs.values()),)
+            if self.input_shape not in (None, row):
+                raise ValueError("input_shape and inputs are given; leave input_shape out")
+            force_setattr(self, "input_shape", row)
         if self.input_shape is not None and math.prod(self.input_shape) > MOST_INPUTS:
             raise ValueError(f"input_shape has more than {MOST_INPUTS:,} numbers in a sample")
 

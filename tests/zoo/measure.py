@@ -78,7 +78,8 @@ def missing_package(model: ZooModel) -> str:
 
 def examine(model: ZooModel) -> Outcome:
     """Export a model and train it in both trainers, in this process."""
-    keys = {"name": model.path, "input_shape": model.shape, "num_classes": model.classes}
+    shape = "inputs" if isinstance(model.shape, dict) else "input_shape"
+    keys = {"name": model.path, shape: model.shape, "num_classes": model.classes}
     start = time.process_time()
     try:
         section = msgspec.convert(keys, ModelSection)  # as a run.toml is read
@@ -160,6 +161,8 @@ def _batch(backend, index, step):
         x = rng.normal(size=shape).astype(np.float32)
     else:
         x = rng.integers(backend.vocabulary, size=shape)
+    if spec.reads.inputs:
+        x = spec.reads.valid(x)
     target = task.target_shape(spec.num_classes, spec.input_shape)
     if target:
         return x, rng.normal(size=(SAMPLES, *target)).astype(np.float32)
