@@ -106,8 +106,9 @@ def make_dataset(
 
 
 def rows_of(source: str, inputs: Mapping[str, ArrayLike]) -> NDArray[np.float32]:
-    """Return samples of several arrays as rows, shape (n, numbers of a sample), see `protocols.model.interface`.
+    """Return samples of several arrays as rows, shape (n, numbers of a sample).
 
+    The order is that of `protocols.model.interface`.
     Bytes with two or more axes in a sample are images, and are divided by 255. All other numbers stay.
 
     Raises:

@@ -1,7 +1,7 @@
 """Named arrays of a .npz file or of a user's function."""
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +30,8 @@ def load_npz(source: str, path: Path) -> Dataset:
         with open_npz(path, _WHOLE | _SPLIT) as file:
             names = file.names
             arrays = {name: file.read(name) for name in file.headers}
-        if not _X & arrays.keys():
-            with open_npz(path, names) as file:  # several inputs, each under its name
+        if _several_inputs(names):
+            with open_npz(path, names) as file:
                 arrays = {name: file.read(name) for name in file.headers}
     except DataError as problem:
         raise DataError(f"{source}: {problem}") from None
@@ -43,7 +43,7 @@ def from_arrays(source: str, arrays: Mapping[str, ArrayLike], names: Sequence[st
 
     Either the names are `x`, `y` (unless there are no labels), and optionally `group`, `block` and the masks
     `test` and `validation`. Or they are `x_train`, `y_train`, optionally `x_validation`, `y_validation`, and
-    `x_test`, `y_test`. For a model with several inputs, all other names stand in the place of `x`.
+    `x_test`, `y_test`. For a model with several inputs, all other names stand in the place of `x`, with `y`.
 
     Args:
         source: the source as the user wrote it, for messages.
@@ -53,9 +53,9 @@ def from_arrays(source: str, arrays: Mapping[str, ArrayLike], names: Sequence[st
     Raises:
         DataError: arrays are missing or do not fit together.
     """
-    inputs = {name: array for name, array in arrays.items() if name not in _WHOLE | _SPLIT}
-    if "x" in arrays or (inputs and not _X & arrays.keys()):
-        x, y = arrays.get("x", inputs), arrays.get("y")
+    inputs = _several_inputs(arrays)
+    if "x" in arrays or inputs:
+        x, y = arrays.get("x", {name: arrays[name] for name in inputs}), arrays.get("y")
         group, test, validation = (arrays.get(name) for name in ("group", "test", "validation"))
         block = arrays.get("block")
         return make_dataset(source, x, y, group=group, test=test, validation=validation, block=block)
@@ -66,9 +66,17 @@ def from_arrays(source: str, arrays: Mapping[str, ArrayLike], names: Sequence[st
         held = [name[:_NAME] for name in (names or [*arrays])[:_NAMED]]
         raise DataError(
             f"{source}: the array {missing[0]} is missing; it holds {', '.join(held) or 'nothing'}; save the"
-            " arrays as x and y, or as x_train, y_train, x_test and y_test"
+            " arrays as x and y, or as x_train, y_train, x_test and y_test (several inputs: each by its name,"
+            " and y)"
         )
     return _joined(source, parts, {name: as_array(source, name, column) for name, column in arrays.items()})
+
+
+def _several_inputs(names: Iterable[str]) -> set[str]:
+    """Return the names of several inputs: at least two beside `y`, where no array is called x."""
+    found = set(names)
+    others = found - _WHOLE - _SPLIT
+    return others if "y" in found and len(others) > 1 and not _X & found else set()
 
 
 def _joined(source: str, parts: list[str], arrays: dict[str, Any]) -> Dataset:

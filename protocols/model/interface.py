@@ -70,7 +70,7 @@ class Interface:
 
     def __str__(self) -> str:
         """Return the inputs in one line, such as `image 1x28x28, numbers 5`."""
-        return ", ".join(f"{one.name} {'x'.join(map(str, one.shape))}" for one in self.inputs)
+        return ", ".join(f"{one.name} {'x'.join(map(str, one.shape or (1,)))}" for one in self.inputs)
 
     def problem(self, rows: NDArray[np.generic]) -> str | None:
         """Return what is wrong with samples, shape (n, size); None if they fit the inputs."""

@@ -136,9 +136,18 @@ def test_the_page_on_the_wire_shows_the_bytes_that_travel():
         assert f"\n{shown}\n" in page
 
 
-def test_the_model_on_its_page_trains_as_it_is_printed():
+def test_the_models_on_their_page_train_as_they_are_printed():
     architectures = pytest.importorskip("fleetune.protocols.model.architectures")
-    (printed,) = re.findall(r"```python\n(.*?)```", cited(ROOT / "docs" / "your-model.md"), re.DOTALL)
+    from fleetune.protocols.model.interface import interface_of_shapes
+    from fleetune.protocols.model.torch_interface import attach, with_types
+
+    page = cited(ROOT / "docs" / "your-model.md")
+    net, several = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     made: dict = {}
-    exec(printed, made)
+    exec(net, made)
     architectures.try_out("mymodels:net", made["net"]((3, 32, 32), 10), (3, 32, 32), 10)
+    exec(several, made := {})
+    shapes = {"image": (1, 8, 8), "age": (1,), "place": ()}
+    module = made["image_and_age"](shapes, 3)
+    attach("mymodels:image_and_age", module, with_types("m", module, interface_of_shapes(shapes)))
+    architectures.try_out("mymodels:image_and_age", module, (66,), 3)

@@ -17,7 +17,6 @@ class ZooModel:
         shape: the shape of one sample; of a model with several inputs, the shapes by name.
         classes: the number of its outputs.
         task: the section [task] that it trains with.
-        ids: the inputs that are token ids, of a model with several inputs.
     """
 
     family: str
@@ -25,7 +24,6 @@ class ZooModel:
     shape: tuple[int, ...] | dict[str, tuple[int, ...]]
     classes: int = 10
     task: TaskSection = field(default_factory=TaskSection)
-    ids: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -101,13 +99,12 @@ ZOO = [
     *_family(TABLE, "tables", (12,), "CategoriesAndNumbers FtTransformer TabNet DeepFm selu_net", 3),
     ZooModel(SEVERAL, "tables:ImageAndNumbers", {"image": (1, 16, 16), "numbers": (5,)}, 4),
     ZooModel(SEVERAL, "tables:Siamese", {"first": (1, 16, 16), "second": (1, 16, 16)}, 2),
-    ZooModel(SEVERAL, "tables:DictOfColumns", {"ids": (6,), "numbers": (5,)}, 4, ids=("ids",)),
+    ZooModel(SEVERAL, "tables:DictOfColumns", {"ids": (6,), "numbers": (5,)}, 4),
     ZooModel(
         SEVERAL,
         "tables:bert_with_mask",
         {"input_ids": (16,), "attention_mask": (16,)},
         4,
-        ids=("input_ids", "attention_mask"),
     ),
     ZooModel(SEVERAL, "tables:TwoHeads", (12,), 4),
     *_family(UNFIXED, "without_fixed_graph", (12,), "BranchOnData EarlyExit double_parameters Counter", 4),
@@ -121,9 +118,4 @@ NOT_YET = {
     "series:SpectrogramCnn": "uses aten.as_strided",
     "recurrent:lstm_two_layers": "devices would refuse it: the payload has more than 400000 elements",
     "hf_wav2vec2": "wav2vec2.encoder lets values of the data decide in Python",  # it skips layers at random
-    **dict.fromkeys(
-        ("tables:ImageAndNumbers", "tables:Siamese", "tables:DictOfColumns", "tables:bert_with_mask"),
-        "Expected `array | null`, got `object` - at `$.input_shape`",  # one input only
-    ),
-    "tables:TwoHeads": "gives dict for two samples",
 }

@@ -132,7 +132,7 @@ def test_trying_out_changes_nothing():
         ),
         (f"{__name__}:own", (5, 3, 3), "cannot take input (5, 3, 3): RuntimeError"),
         (f"{__name__}:too_wide", (1, 2, 2), "gives (2, 5) for two samples; it must give (2, 4)"),
-        (f"{__name__}:two_outputs", (3, 4), "gives tuple for two samples"),
+        (f"{__name__}:two_outputs", (3, 4), "tuple with 0"),
         ("lenet5", (1, 2, 2), "(1, 2, 2)"),
         ("lenet5", (64,), "(64,)"),
         ("resnet8", (9, 128), "(9, 128)"),
