@@ -19,6 +19,7 @@ from fleetune.coordinator.metrics.summarise import summarise
 from fleetune.coordinator.queries.run_status import LATEST_ROUNDS, DeviceStatus, RunStatus, StatusReader
 from fleetune.coordinator.rounds.engine_state import EngineState
 from fleetune.coordinator.rounds.records import Ledger, RoundRecord
+from fleetune.coordinator.run.few_groups import few_groups_line
 from fleetune.coordinator.run.stored_run import stored_run
 from fleetune.coordinator.store.broker_outage import Outage, read_outage
 from fleetune.coordinator.store.device_rows import read_engine, read_ledger
@@ -176,7 +177,10 @@ class _Stored:
                 else run.store.records(),
                 rollout=read_rollout(run.store),
                 outage=read_outage(run.store) if running else None,
-                troubles=tuple(read_troubles(run.store).values()),
+                troubles=(
+                    *read_troubles(run.store).values(),
+                    *filter(None, [few_groups_line(run.settings.method, run.enrolment.spec)]),
+                ),
                 running=running,
             )
 

@@ -23,6 +23,7 @@ from fleetune.coordinator.run.changed_settings import (
     stored_settings,
 )
 from fleetune.coordinator.run.enrolment import Beginning, beginning_of
+from fleetune.coordinator.run.few_groups import few_groups_line
 from fleetune.coordinator.run.models import Model, find_model
 from fleetune.coordinator.run.processor_time import ProcessorTime
 from fleetune.coordinator.run.run_controller import RunController
@@ -134,6 +135,8 @@ def _begin(
         store.put(SOURCES, msgspec.json.encode(user_sources(settings)))
         if new.bundle is not None:
             store.put(BUNDLE, new.bundle)
+    if line := few_groups_line(settings.method, new.enrolment.spec):
+        log.warning("%s", line)
     return _run(settings, folder, store, payload, resumed=False, in_process=in_process)
 
 

@@ -62,8 +62,8 @@ def describe(
             raise ModelError(
                 f"model {name!r}: {path} has no entries, shape {tuple(tensor.shape)}; leave it out"
             )
-    neurons = Neurons(tensors, frozen)
-    with NeuronTrace(neurons):
+    neurons = Neurons(tensors, frozen, [one for path, one in module.named_buffers() if path not in tensors])
+    with NeuronTrace(neurons) as trace, trace.watching(module):
         logits = try_out(name, module, input_shape, num_classes)
     neurons.fix(logits)
     groups, axes = neurons.describe()

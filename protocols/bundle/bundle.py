@@ -136,7 +136,8 @@ class Bundle:
     def for_devices(self, spec: ModelSpec) -> "Bundle":
         """Return the bundle for a run's devices: it names the run's backbone, but leaves out its values.
 
-        The backbone is known only when a run begins.
+        The backbone is known only when a run begins. The groups of neurons are those of the run: another
+        version of Fleetune may have found others.
 
         Raises:
             PacketForeign: the bundle needs a backbone and the run has none.
@@ -147,10 +148,11 @@ class Bundle:
                 f"the bundle of model {self.spec.name!r} takes {own.tensors[0].name} as a frozen tensor,"
                 " which this run does not send: it is the bundle of another model; begin a new run"
             )
+        known = replace(self, spec=_with_groups_of(self.spec, spec))
         if not isinstance(own, Backbone) or not isinstance(named, Backbone):
-            return self
-        known = replace(own, digest=named.digest, weights=named.weights)
-        return replace(self, spec=replace(self.spec, backbone=known), frozen=UNSET)
+            return known
+        backbone = replace(own, digest=named.digest, weights=named.weights)
+        return replace(known, spec=replace(known.spec, backbone=backbone), frozen=UNSET)
 
     def check_is_of(self, spec: ModelSpec) -> None:
         """Raise PacketForeign if the bundle belongs to another model."""
@@ -201,6 +203,16 @@ def read_bundle(data: bytes, spec: ModelSpec | None = None) -> Bundle:
     if weights is not None and (weights.shape != (bundle.spec.size,) or weights.dtype != np.float32):
         raise PacketCorrupt(f"bundle of model {bundle.spec.name}: its weights do not fit")
     return bundle
+
+
+def _with_groups_of(spec: ModelSpec, other: ModelSpec) -> ModelSpec:
+    """Return a spec with the groups of another spec of the same tensors; unchanged if the tensors differ."""
+    if [(one.name, one.shape) for one in spec.tensors] != [(one.name, one.shape) for one in other.tensors]:
+        return spec
+    pairs = zip(spec.tensors, other.tensors, strict=True)
+    return replace(
+        spec, tensors=tuple(replace(one, axes=its.axes) for one, its in pairs), groups=other.groups
+    )
 
 
 def _check_frozen(bundle: Bundle) -> None:

@@ -76,6 +76,12 @@ class Method(Protocol[S, D, T, U]):
     aggregates. Otherwise the compression error would stay in the model.
     """
 
+    selects_neurons: ClassVar[bool] = False
+    """True if the method sends only some neurons of each layer.
+
+    A run warns at its start if little of its model is in groups of neurons.
+    """
+
     diagnostics: ClassVar[tuple[Diagnostic, ...]] = ()
     """Figures that `diagnose_update` and `diagnose_round` report."""
 

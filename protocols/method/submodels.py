@@ -32,6 +32,7 @@ from fleetune.protocols.method.method import DeviceId, Method, Round, lazily
 from fleetune.protocols.method.trainer import FitPlan, Trainer
 from fleetune.protocols.model.smaller import smaller_spec, smaller_work
 from fleetune.protocols.model.spec import ALWAYS_ACTIVE, FlatArray, MaskArray, ModelSpec
+from fleetune.protocols.model.weight_norm import directions
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.update.codec import estimate_bytes
 from fleetune.protocols.update.combine import MEAN, Combine
@@ -117,10 +118,14 @@ def strongest(scores: Sequence[Scores], ratio: float) -> ChosenNeurons:
 def cut(weights: FlatArray, part: MaskArray, spec: ModelSpec) -> FlatArray:
     """Return `weights` with 0 outside `part`, both of shape (spec.size,).
 
-    Running statistics do not change.
+    Running statistics do not change, nor rows of weight norm's directions that lie outside: 0 has no
+    direction, and their lengths are 0.
     """
     outside = ~part
     outside[spec.num_parameters :] = False
+    for tensor, axis in directions(spec):
+        rows = np.moveaxis(outside[spec.slices[tensor.name]].reshape(tensor.shape), axis, 0)
+        rows[rows.reshape(len(rows), -1).all(axis=1)] = False
     return np.where(outside, weights.dtype.type(0), weights)
 
 
@@ -182,6 +187,8 @@ class SubModels(PartAveraging[PersonalModel], PersonalDevice[ServerState, Task, 
     at the same ratio. If model and trainer allow it, a part trains as a smaller network, and its work is that
     network's. The one pass over the data for choosing the part is not counted.
     """
+
+    selects_neurons: ClassVar[bool] = True
 
     @abstractmethod
     def importance(self, weights: FlatArray, trainer: Trainer, key: Key) -> Sequence[Scores]:

@@ -142,6 +142,14 @@ def diagnostics_of(section: Mapping[str, Any]) -> tuple[Diagnostic, ...]:
         return ()
 
 
+def selects_neurons(section: Mapping[str, Any]) -> bool:
+    """Return `Method.selects_neurons` of a [method] section's method; False if it cannot be loaded."""
+    try:
+        return bool(_find(str(section.get("name"))).selects_neurons)
+    except SettingError:
+        return False
+
+
 def utility_of(section: Mapping[str, Any]) -> Callable[[Budget], float]:
     """Return `Method.utility` of a [method] section's method; the default if the method cannot be loaded."""
     try:

@@ -84,6 +84,7 @@ class CD2pFed(ModelAveraging):
 
     tasks = frozenset({"classification"})  # the two parts teach each other class probabilities
     extra_models: ClassVar[int] = 1
+    selects_neurons: ClassVar[bool] = True
     diagnostics: ClassVar[tuple[Diagnostic, ...]] = (
         Diagnostic(
             "private_share",

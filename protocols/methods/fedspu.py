@@ -97,6 +97,7 @@ class FedSPU(Method[ServerState, ClientState, Task, Update]):
     task_type, update_type = Task, Update
     semi_asynchronous: ClassVar[bool] = True
     starts_from_task: ClassVar[bool] = True
+    selects_neurons: ClassVar[bool] = True
     diagnostics: ClassVar[tuple[Diagnostic, ...]] = (
         ACTIVE_SHARE,
         Diagnostic(

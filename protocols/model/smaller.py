@@ -1,8 +1,9 @@
 """Describes the same network with fewer neurons, as a spec.
 
 If all weights of some neurons are 0 and stay 0, the network without these neurons computes the same function.
-That does not hold if channels are normalised together (LayerNorm). A backbone is not supported, nor an axis
-that has only some neurons of a group (neurons that are removed together).
+That does not hold if channels are normalised together (LayerNorm). These are not supported either: a
+backbone, weight norm (its rows cannot be 0), gates of recurrent layers and attention heads (no trainer can
+leave out some), and an axis that has only some neurons of a group (neurons that are removed together).
 """
 
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from dataclasses import replace
 
 from fleetune.protocols.model.compute_cost import step_products
 from fleetune.protocols.model.spec import ALWAYS_ACTIVE, Axis, ModelSpec, Span, TensorSpec
+from fleetune.protocols.model.weight_norm import directions
 
 # Cost of a step besides its multiplications (calls, passes over activations), as multiplications per output
 # of a layer; fitted to the times of smaller networks in docs/ratios.md. It does not shrink with the network.
@@ -33,7 +35,8 @@ def has_smaller(spec: ModelSpec) -> bool:
     together = any(tensor.kind == "norm" and tensor.layer not in followed for tensor in spec.tensors)
     spans = (span for tensor in spec.tensors for axis in tensor.axes for span in axis)
     whole = all(span.group == ALWAYS_ACTIVE or _is_whole(span, spec) for span in spans)
-    return bool(spec.groups) and whole and not together and not spec.frozen
+    apart = any(map(_has_gates, spec.tensors)) or any(directions(spec))
+    return bool(spec.groups) and whole and not (together or apart or spec.frozen)
 
 
 def smaller_work(spec: ModelSpec, smaller: ModelSpec) -> float:
@@ -44,6 +47,14 @@ def smaller_work(spec: ModelSpec, smaller: ModelSpec) -> float:
     outputs = sum(tensor.shape[0] * tensor.uses for tensor in spec.tensors if tensor.uses)
     constant = _PRODUCTS_PER_OUTPUT * outputs
     return (step_products(smaller) + constant) / (products + constant)
+
+
+def _has_gates(tensor: TensorSpec) -> bool:
+    """True if a neuron has several rows of a matrix: those of its gates, or all of a head."""
+    if len(tensor.shape) != 2:
+        return False
+    spans = [span for span in tensor.axes[0] if span.group != ALWAYS_ACTIVE]
+    return len({span.group for span in spans}) < len(spans) or any(span.repeat > 1 for span in spans)
 
 
 def _is_whole(span: Span, spec: ModelSpec) -> bool:

@@ -180,6 +180,12 @@ class ModelSpec:
         return sum(tensor.size for tensor in self.tensors if tensor.kind != "stat")
 
     @cached_property
+    def share_in_groups(self) -> float:
+        """Share of the parameters that belong to a neuron of a group."""
+        tensors = [tensor for tensor in self.tensors if tensor.kind != "stat"]
+        return sum(tensor.size for tensor in tensors if any(tensor.axes)) / (self.num_parameters or 1)
+
+    @cached_property
     def slices(self) -> dict[str, slice]:
         """Each tensor's slice of the flat vector."""
         found, start = {}, 0

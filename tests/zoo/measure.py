@@ -94,7 +94,6 @@ def examine(model: ZooModel) -> Outcome:
     errors = [_errors([*backends, exact], weights, index) for index in range(BATCHES)]
     gradient = min((one[:2] for one in errors), key=lambda one: excess(*one, GRADIENT_FLOOR))
     ends = min((one[2:] for one in errors), key=lambda one: excess(*one, WEIGHTS_FLOOR))
-    masked = sum(one.size for one in spec.tensors if one.kind != "stat" and any(one.axes))
     return Outcome(
         spec.num_parameters,
         "",
@@ -102,7 +101,7 @@ def examine(model: ZooModel) -> Outcome:
         *(*gradient, *ends),
         _step_ratio(backends, weights),
         len(spec.groups),
-        masked / spec.num_parameters,
+        spec.share_in_groups,
     )
 
 

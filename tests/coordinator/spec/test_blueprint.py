@@ -336,28 +336,21 @@ def test_layers_that_keep_channels_apart(between):
         lambda self, h: h @ h.transpose(1, 2) @ h,
         lambda self, h: h.cumsum(dim=2),
         lambda self, h: F.softmax(h, dim=2),
-        lambda self, h: self.gru(h)[0],
         lambda self, h: F.scaled_dot_product_attention(h, h, h),
         lambda self, h: h + self.x,
         lambda self, h: h.index_put((torch.tensor([0]),), torch.zeros(1)),
     ],
-    ids=["matmul", "cumsum", "softmax", "gru", "attention", "input-shortcut", "index_put"],
+    ids=["matmul", "cumsum", "softmax", "attention", "input-shortcut", "index_put"],
 )
 def test_what_is_not_understood_is_always_active(unknown):
     def forward(self, x):
         self.x = x
         return self.out(F.relu(self.head(unknown(self, self.a(x)))).mean(1))
 
-    layers = {
-        "a": nn.Linear(4, 4),
-        "gru": nn.GRU(4, 4, batch_first=True),
-        "head": nn.Linear(4, 3),
-        "out": nn.Linear(3, 2),
-    }
+    layers = {"a": nn.Linear(4, 4), "head": nn.Linear(4, 3), "out": nn.Linear(3, 2)}
     spec = describe("m", Wired(forward, **layers), (5, 4), 2)
     assert spec.groups == (3,)
     assert axes(spec, "a.weight") == ((), ())
-    assert axes(spec, "gru.weight_ih_l0") == ((), ())
     assert axes(spec, "head.weight") == ((Span(0, 0, 3),), ())
 
 
@@ -392,11 +385,28 @@ def test_one_column_that_hears_two_neurons_makes_them_one():
     "total", [lambda h: h.sum(1, keepdim=True), lambda h: torch.sum(input=h, axis=1, keepdim=True)]
 )
 def test_neurons_that_are_summed_are_one(total):
-    module = Wired(lambda self, x: self.out(total(self.a(x))), a=nn.Linear(3, 4), out=nn.Linear(1, 2))
-    spec = describe("m", module, (3,), 2)
-    assert spec.groups == (1,)
-    assert axes(spec, "a.bias") == ((Span(0, 0, 1, repeat=4),),)
-    assert axes(spec, "out.weight") == ((), (Span(0, 0, 1),))
+    def forward(self, x):
+        return self.out(total(self.a(x).unflatten(1, (4, 2))).flatten(1))
+
+    spec = describe("m", Wired(forward, a=nn.Linear(3, 8), out=nn.Linear(2, 2)), (3,), 2)
+    assert spec.groups == (2,)
+    assert axes(spec, "a.bias") == ((Span(0, 0, 2),) * 4,)
+    assert axes(spec, "out.weight") == ((), (Span(0, 0, 2),))
+
+
+def test_a_single_neuron_is_always_active_and_couples_none():
+    """A gate of one value, as an attention over time: methods keep at least one neuron of a group."""
+
+    def forward(self, x):
+        h = self.a(x)
+        return self.out((self.gate(h).softmax(1).transpose(1, 2) @ h).squeeze(1))
+
+    spec = describe(
+        "m", Wired(forward, a=nn.Linear(3, 4), gate=nn.Linear(4, 1), out=nn.Linear(4, 2)), (5, 3), 2
+    )
+    assert spec.groups == (4,)
+    assert axes(spec, "gate.weight") == ((), (Span(0, 0, 4),))
+    assert axes(spec, "gate.bias") == ((),)
 
 
 def test_columns_of_constants_are_always_active():
@@ -432,12 +442,15 @@ def test_a_weight_that_is_also_used_otherwise_is_always_active():
     assert axes(spec, "a.weight") == axes(spec, "out.weight") == ((), ())
 
 
-def test_transformer_layers_keep_their_hidden_neurons():
+def test_transformer_layers_have_heads_and_hidden_neurons():
+    """The shortcut around them brings the samples, so the layer's own width is always active."""
     layer = nn.TransformerEncoderLayer(8, 2, dim_feedforward=12, batch_first=True)
     module = Wired(lambda self, x: self.out(self.layer(x).mean(1)), layer=layer, out=nn.Linear(8, 2))
     spec = describe("m", module, (5, 8), 2)
-    assert spec.groups == (12,)
-    assert axes(spec, "layer.linear2.weight") == ((), (Span(0, 0, 12),))
+    assert spec.groups == (2, 12)
+    assert axes(spec, "layer.self_attn.in_proj_weight") == ((Span(0, 0, 2, repeat=4),) * 3, ())
+    assert axes(spec, "layer.self_attn.out_proj.weight") == ((), (Span(0, 0, 2, repeat=4),))
+    assert axes(spec, "layer.linear2.weight") == ((), (Span(1, 0, 12),))
 
 
 @given(st.lists(st.one_of(st.none(), st.tuples(st.integers(0, 2), st.integers(0, 5)))))
