@@ -92,7 +92,7 @@ class Uses(nn.Module):
 def test_uses_are_counted_for_one_sample():
     spec = describe("uses", Uses(), (7,), 10)
     uses = {tensor.name: tensor.uses for tensor in spec.tensors if tensor.uses}
-    assert uses == {"tokens.weight": 7, "twice.weight": 14, "grouped.weight": 3}
+    assert uses == {"tokens.weight": 7, "twice.weight": 14, "grouped.weight": 3, "odd": 1}
 
 
 def test_uses_travel_but_do_not_tell_models_apart():
