@@ -59,6 +59,7 @@ class Builder:
         self._ports: list[Port] = []
         self._constants: dict[Any, Constant] = {}
         self._made: dict[Any, tuple[str, ...]] = {}
+        self._turned: set[str] = set()  # names of arrays that `samples_first` returned
 
     def input(self, name: str, type_: Type, shape: Shape) -> Value:
         self._ports.append(Port(name, type_, port_shape(shape)))
@@ -170,10 +171,31 @@ class Builder:
             return replace(self.reshape(replace(value, shape=value.held), held), shape=shape)
         return self.emit("Transpose", (value,), shape, type_=value.type, held=held, perm=tuple(order))
 
+    def samples_first(self, value: Value) -> Value:
+        """Return images of shape (channels, samples, ...) as (samples, channels, ...).
+
+        Rules for single entries and for sums compute on the array that was given here, so that a chain of
+        them needs no copy in another order.
+        """
+        turned = self.transpose(value, _swapped(range(len(value.shape))))
+        if turned.number is None and turned.held == turned.shape:
+            self._turned.add(turned.name)
+        return turned
+
+    def channels_first(self, value: Value) -> Value:
+        """Return images of shape (samples, channels, ...) as (channels, samples, ...)."""
+        return self.transpose(value, _swapped(range(len(value.shape))))
+
+    def is_turned(self, value: Value) -> bool:
+        """True if `samples_first` returned this array, so that `channels_first` costs nothing."""
+        return value.name in self._turned and value.held == value.shape
+
     def cast(self, value: Value, type_: Type) -> Value:
         """Return the value with its entries converted to another type."""
         if value.type == type_:
             return value
+        if self.is_turned(value):
+            return self.samples_first(self.cast(self.channels_first(value), type_))
         if value.number is not None:
             kind = {"f4": float, "i8": int, "?": bool}[type_]
             return replace(value, type=type_, number=kind(value.number))
@@ -291,6 +313,10 @@ def broadcast(shapes: Sequence[Shape]) -> Shape:
     longest = max((len(shape) for shape in shapes), default=0)
     padded = [(1,) * (longest - len(shape)) + shape for shape in shapes]
     return tuple(next((size for size in sizes if size != 1), 1) for sizes in zip(*padded, strict=True))
+
+
+def _swapped(axes: Sequence[int]) -> list[int]:
+    return [axes[1], axes[0], *axes[2:]]
 
 
 def _renamed(graph: Graph, names: dict[str, str]) -> Graph:

@@ -73,11 +73,10 @@ def cut(bundle: Bundle) -> Cut | None:
     names = _boundary(train, {tensor.name for tensor in bundle.spec.tensors} | chance)
     if not names or _SAMPLES in names:
         return None
-    shapes = _shapes(train)
-    ports = [Port(f"boundary:{index}", "f4", shapes[name]) for index, name in enumerate(names)]
-    boundary = {named[name]: port for name, port in zip(names, ports, strict=True)}
-    outputs = tuple(replace(port, name=name) for name, port in zip(names, ports, strict=True))
-    lower = replace(train, outputs=outputs).keeping(names)
+    rows = _rows(train)
+    ports = [Port(f"boundary:{index}", "f4", rows[name].shape) for index, name in enumerate(names)]
+    boundary = {named[name]: (port, rows[name].order) for name, port in zip(names, ports, strict=True)}
+    lower = _lower(train, {name: rows[name] for name in names})
     upper = {}
     for name, graph in bundle.graphs.items():
         found = _upper(graph, ways.of(graph), boundary)
@@ -85,6 +84,31 @@ def cut(bundle: Bundle) -> Cut | None:
             return None
         upper[name] = found
     return Cut(lower, upper)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """How an array holds a row for each sample.
+
+    Attributes:
+        shape: its shape with the samples on the first axis.
+        order: the order of its axes that puts the samples first; () if they are first. This order is its own
+            inverse.
+    """
+
+    shape: tuple[Dimension, ...]
+    order: tuple[int, ...] = ()
+
+
+def _lower(train: Graph, boundary: Mapping[str, _Rows]) -> Graph:
+    """Return the part of a graph that computes these arrays, with the samples on their first axis."""
+    nodes, outputs = list(train.nodes), []
+    for name, rows in boundary.items():
+        made = f"{name}:rows" if rows.order else name
+        nodes += [Node("Transpose", (name,), (made,), {"perm": rows.order})] if rows.order else []
+        outputs.append(Port(made, "f4", rows.shape))
+    graph = replace(train, nodes=tuple(nodes), outputs=tuple(outputs))
+    return graph.keeping(graph.output_names)
 
 
 class _Ways:
@@ -136,7 +160,7 @@ def _boundary(train: Graph, moving_inputs: Collection[str]) -> list[str] | None:
             continue
         handed.update(dict.fromkeys(name for name in node.inputs if name in of_samples - moving))
         moving.update(node.outputs)
-    shapes, found = _shapes(train), dict[str, None]()
+    shapes, found = {name: rows.shape for name, rows in _rows(train).items()}, dict[str, None]()
     made = {name: node for node in train.nodes for name in node.outputs}
     for name in handed:
         sources = _sources(name, made, of_samples)
@@ -158,23 +182,36 @@ def _sources(name: str, made: Mapping[str, Node], of_samples: Collection[str]) -
     return {one for given in node.inputs if given in of_samples for one in _sources(given, made, of_samples)}
 
 
-def _shapes(graph: Graph) -> dict[str, tuple[Dimension, ...]]:
-    """Return the shapes of the float32 arrays that have a row for each sample."""
+def _rows(graph: Graph) -> dict[str, _Rows]:
+    """Return the float32 arrays that have a row for each sample, on the first or the second axis."""
     few, many = shapes_of(graph, 3), shapes_of(graph, 5)
+    found = dict[str, _Rows]()
     samples: Dimension = "n"
-    return {
-        name: (samples, *shape[1:])
-        for name, (kind, shape) in few.items()
-        if kind == "f4" and shape[:1] == (3,) and many[name][1] == (5, *shape[1:])
-    }
+    for name, (kind, shape) in few.items():
+        rest, other = shape[1:], many[name][1]
+        if kind == "f4" and shape[:1] == (3,) and other == (5, *rest):
+            found[name] = _Rows((samples, *rest))
+        elif kind == "f4" and shape[1:2] == (3,) and other == (shape[0], 5, *shape[2:]):
+            found[name] = _Rows((samples, shape[0], *shape[2:]), (1, 0, *range(2, len(shape))))
+    return found
 
 
-def _upper(graph: Graph, ways: Mapping[str, int], boundary: Mapping[int, Port]) -> Graph | None:
-    """Return the part of a graph above the boundary; None if it needs the samples themselves."""
-    given = {
-        name: boundary[computation].name for name, computation in ways.items() if computation in boundary
-    }
-    first = next(iter(boundary.values())).name
+def _upper(
+    graph: Graph, ways: Mapping[str, int], boundary: Mapping[int, tuple[Port, tuple[int, ...]]]
+) -> Graph | None:
+    """Return the part of a graph above the boundary; None if it needs the samples themselves.
+
+    Args:
+        graph: the graph.
+        ways: see `_Ways`.
+        boundary: the port that replaces an array, and the order of its axes in the array (`_Rows.order`).
+    """
+    given, turns = dict[str, str](), dict[str, Node]()
+    for name, (port, order) in ((name, boundary[way]) for name, way in ways.items() if way in boundary):
+        given[name] = f"{port.name}:turned" if order else port.name
+        if order:
+            turns[given[name]] = Node("Transpose", (port.name,), (given[name],), {"perm": order})
+    first = next(iter(boundary.values()))[0].name
     made = {name: node for node in graph.nodes for name in node.outputs}
     wanted, needed = list(graph.output_names), set[int]()
     seen: set[str] = set()
@@ -189,11 +226,13 @@ def _upper(graph: Graph, ways: Mapping[str, int], boundary: Mapping[int, Port]) 
         needed.add(id(node))
     nodes = [_fed(node, given, first) for node in graph.nodes if id(node) in needed]
     used = {name for node in nodes for name in node.inputs}
+    nodes = [*(node for name, node in turns.items() if name in used), *nodes]
+    used |= {name for node in nodes for name in node.inputs}
     if _SAMPLES in used:
         return None
     results = [Node("Identity", (given[name],), (name,), {}) for name in graph.output_names if name in given]
     used |= {given[name] for name in graph.output_names if name in given}
-    ports = [port for port in boundary.values() if port.name in used]
+    ports = [port for port, _ in boundary.values() if port.name in used]
     return replace(
         graph,
         inputs=(*ports, *(port for port in graph.inputs if port.name in used)),

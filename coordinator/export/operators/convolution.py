@@ -7,111 +7,19 @@ then products with that matrix. The choice depends on shapes only, so that a mod
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from fleetune.coordinator.export.builder import Builder, NoForm, Value, product
+from fleetune.coordinator.export.operators import depthwise
 from fleetune.coordinator.export.operators.data_movement import concat, cut, pad
+from fleetune.coordinator.export.operators.elementwise import arithmetic
+from fleetune.coordinator.export.operators.geometry import Geometry
 from fleetune.coordinator.export.operators.matrix_products import matrix_product
 from fleetune.coordinator.export.operators.reductions import total
-from fleetune.coordinator.export.torch_trace import Open, Operation, Shape, Size
+from fleetune.coordinator.export.torch_trace import Open, Operation, Shape
 
-_MIN_CHANNELS = 16  # for patches in a matrix: below, its short runs cost more than the products gain
 _MAX_PIXELS = 36  # of an image whose patches are picked by a product instead of by look-up
 _MOST_GATHERED = 44  # pixels of an image whose gradient is gathered from its patches' by a product
-
-
-@dataclass(frozen=True)
-class Geometry:
-    """The sizes of a convolution from images `x` to images `y`.
-
-    For a transposed convolution, `y` is its input and `x` its result.
-
-    Attributes:
-        samples: the number of images.
-        groups: the number of groups of channels.
-        x, y: the height and width, or the length.
-        kernel, stride, padding, dilation: one number for each axis of the image.
-        channels: the number of channels of x and y.
-    """
-
-    samples: Size
-    groups: int
-    x: tuple[int, ...]
-    y: tuple[int, ...]
-    kernel: tuple[int, ...]
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]
-    dilation: tuple[int, ...]
-    channels: tuple[int, int]
-
-    @property
-    def attributes(self) -> dict[str, Any]:
-        """Return the attributes of ONNX's Conv and ConvTranspose operators."""
-        return {
-            "kernel_shape": self.kernel,
-            "strides": self.stride,
-            "pads": (*self.padding, *self.padding),
-            "dilations": self.dilation,
-            "group": self.groups,
-        }
-
-    @property
-    def spare(self) -> tuple[int, ...]:
-        """Number of last pixels of x along each axis, padding included, that no patch reaches."""
-        return tuple(
-            size + 2 * padding - (number - 1) * stride - (taps - 1) * dilation - 1
-            for size, number, taps, stride, padding, dilation in zip(
-                self.x, self.y, self.kernel, self.stride, self.padding, self.dilation, strict=True
-            )
-        )
-
-    @property
-    def in_matrix(self) -> bool:
-        """True if a matrix of patches is faster than ONNX Runtime's Conv."""
-        return self.groups == 1 and self.channels[0] >= _MIN_CHANNELS
-
-    @property
-    def in_runs(self) -> bool:
-        """True if each kernel position reads contiguous inputs in each channel: one axis, stride 1, one
-        group.
-        """
-        return self.groups == 1 and self.stride == (1,)
-
-    @property
-    def taps(self) -> int:
-        return math.prod(self.kernel)
-
-    @cached_property
-    def pixels(self) -> NDArray[np.int64]:
-        """Index in the padded image x that each kernel position of each patch reads, shape (pixels of y *
-        taps,).
-        """
-        count = len(self.y)
-        starts, taps = np.indices((*self.y, *self.kernel)).reshape(2, count, -1)
-        strides, dilations = (np.array(one)[:, None] for one in (self.stride, self.dilation))
-        padded = [size + 2 * padding for size, padding in zip(self.x, self.padding, strict=True)]
-        places: NDArray[np.int64] = np.ravel_multi_index(tuple(starts * strides + taps * dilations), padded)
-        return places
-
-    @cached_property
-    def choice(self) -> NDArray[np.float32]:
-        """Matrix of 0 and 1 that copies pixels of x into patches; its row p has 1 where a patch reads pixel
-        p.
-
-        Its shape is (pixels of x, pixels of y * taps).
-        """
-        padded = [size + 2 * padding for size, padding in zip(self.x, self.padding, strict=True)]
-        inside = tuple(
-            slice(padding, padding + size) for size, padding in zip(self.x, self.padding, strict=True)
-        )
-        places = np.arange(math.prod(padded)).reshape(padded)[inside].ravel()
-        found: NDArray[np.float32] = (places[:, None] == self.pixels).astype(np.float32)
-        return found
 
 
 def _convolution(
@@ -133,6 +41,14 @@ def _convolution(
         about = geometry.attributes | {"output_padding": tuple(output_padding)}
         return build.emit("ConvTranspose", (x, weight, bias) if bias else (x, weight), out.shape, **about)
     geometry = _geometry(x.shape, out.shape, weight.shape, stride, padding, dilation, groups)
+    if geometry.in_channels and not build.plain:
+        filters = build.reshape(weight, weight.shape[:2])
+        column = bias and build.reshape(bias, (out.shape[1], 1))
+        return _from_channels(build, filters, _by_channel(build, x), out.shape, column)
+    if geometry.depthwise and not build.plain:
+        found = depthwise.forward(build, geometry, x, weight, out.shape)
+        if found is not None:
+            return found if bias is None else _with_bias(build, found, bias)
     looked_up = math.prod(geometry.x) > _MAX_PIXELS
     if geometry.in_matrix and not (build.plain and looked_up):
         filters = _filters(build, weight)
@@ -173,6 +89,25 @@ def _convolution_backward(
         axes = [axis for axis in range(len(gradient.shape)) if axis != 1]
         found[2] = total(build, gradient, axes, keep=False)
     return tuple(found)
+
+
+def _with_bias(build: Builder, y: Value, bias: Value) -> Value:
+    per_channel = build.reshape(bias, (y.shape[1], *[1] * (len(y.shape) - 2)))
+    return arithmetic(build, "Add", y, per_channel, y.shape)
+
+
+def _by_channel(build: Builder, images: Value) -> Value:
+    """Return images as a matrix of shape (channels, samples * pixels)."""
+    rows = build.channels_first(images)
+    return build.reshape(rows, (rows.shape[0], product(rows.shape[1:])))
+
+
+def _from_channels(
+    build: Builder, filters: Value, pixels: Value, shape: Shape, bias: Value | None = None
+) -> Value:
+    """Return filters times pixels, a matrix with one row for each channel, as images."""
+    found = matrix_product(build, filters, pixels, (filters.shape[0], pixels.shape[1]), bias)
+    return build.samples_first(build.reshape(found, (shape[1], shape[0], *shape[2:])))
 
 
 def _geometry(
@@ -250,6 +185,12 @@ def _filters(build: Builder, weight: Value) -> Value:
 def _input_gradient(
     build: Builder, geometry: Geometry, gradient: Value, weight: Value, shape: Shape
 ) -> Value:
+    if geometry.in_channels:
+        filters = build.transpose(build.reshape(weight, weight.shape[:2]), (1, 0))
+        return _from_channels(build, filters, _by_channel(build, gradient), shape)
+    found = depthwise.input_gradient(build, geometry, gradient, weight, shape) if geometry.depthwise else None
+    if found is not None:
+        return found
     if not geometry.in_matrix or math.prod(geometry.x) > min(geometry.channels[1], _MOST_GATHERED):
         about = geometry.attributes | {"output_padding": geometry.spare}
         return build.emit("ConvTranspose", (gradient, weight), shape, **about)
@@ -263,9 +204,15 @@ def _input_gradient(
 
 
 def _weight_gradient(build: Builder, geometry: Geometry, x: Value, y: Value, shape: Shape) -> Value:
+    if geometry.in_channels:
+        pixels = build.transpose(_by_channel(build, x), (1, 0))
+        return build.reshape(matrix_product(build, _by_channel(build, y), pixels, shape[:2]), shape)
+    found = depthwise.weight_gradient(build, geometry, x, y, shape) if geometry.depthwise else None
+    if found is not None:
+        return found
     if not geometry.in_matrix:
-        found = _product_of_runs if geometry.in_runs else _correlated
-        return found(build, geometry, x, y, shape)
+        form = _product_of_runs if geometry.in_runs else _correlated
+        return form(build, geometry, x, y, shape)
     rows, patches = _rows(build, y), _patches(build, geometry, x)
     outputs, channels = geometry.channels[1], geometry.channels[0]
     flat = matrix_product(build, build.transpose(rows, (1, 0)), patches, (outputs, patches.shape[1]))

@@ -1,7 +1,7 @@
 """Rules for operators that work entry by entry."""
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial, reduce
 from typing import Any
@@ -23,11 +23,35 @@ def value_of(build: Builder, operand: Operand, type_: Type) -> Value:
 
 
 def apply(
-    build: Builder, op: str, operands: list[Value], shape: Shape, type_: Type = "f4", **attributes: Attribute
+    build: Builder,
+    op: str,
+    operands: Sequence[Value | None],
+    shape: Shape,
+    type_: Type = "f4",
+    **attributes: Attribute,
 ) -> Value:
     """Add a node that applies one ONNX operator entry by entry, and return its result."""
-    held = broadcast([operand.held for operand in operands])
+    given = [operand for operand in operands if operand is not None]
+    if _are_turned(build, given, shape):
+        turned = [one and _turned(build, one, shape) for one in operands]
+        found = apply(build, op, turned, (shape[1], shape[0], *shape[2:]), type_, **attributes)
+        return build.samples_first(found)
+    held = broadcast([operand.held for operand in given])
     return build.emit(op, operands, shape, type_=type_, held=held, **attributes)
+
+
+def _are_turned(build: Builder, operands: Sequence[Value], shape: Shape) -> bool:
+    """True if at least one operand is turned (`Builder.is_turned`), and no other has as many entries."""
+    large = [one for one in operands if one.number is None and one.held == shape]
+    return bool(large) and all(map(build.is_turned, large))
+
+
+def _turned(build: Builder, operand: Value, shape: Shape) -> Value:
+    if operand.number is not None:
+        return operand
+    if len(operand.shape) < len(shape):
+        operand = replace(operand, shape=(1,) * (len(shape) - len(operand.shape)) + operand.shape)
+    return build.channels_first(operand)
 
 
 def arithmetic(build: Builder, op: str, a: Value, b: Value, shape: Shape) -> Value:
@@ -151,7 +175,7 @@ def _clamp(
                 found = apply(build, op, [found, value_of(build, bound, type_)], out.shape, type_)
         return found
     bounds = [None if bound is None else value_of(build, bound, type_) for bound in (min, max)]
-    return build.emit("Clip", (x, *bounds), out.shape, type_=type_, held=x.held)
+    return apply(build, "Clip", [x, *bounds], out.shape, type_)
 
 
 def _extreme(build: Builder, out: Operation, a: Operand, b: Operand, *, op: str) -> Value:
@@ -174,6 +198,16 @@ def _threshold_backward(build: Builder, out: Operation, gradient: Value, x: Valu
     shape = out.shape
     above = apply(build, "Greater", [x, build.number(threshold, "f4")], shape, "?")
     return arithmetic(build, "Mul", gradient, build.cast(above, "f4"), shape)
+
+
+def _hardtanh_backward(
+    build: Builder, out: Operation, gradient: Value, x: Value, low: float, high: float
+) -> Value:
+    """Return the gradient where x is inside the bounds, and 0 elsewhere."""
+    bounds = [("Greater", low), ("Less", high)]
+    inside = [apply(build, op, [x, build.number(one, "f4")], out.shape, "?") for op, one in bounds]
+    both = build.cast(apply(build, "And", inside, out.shape, "?"), "f4")
+    return arithmetic(build, "Mul", gradient, both, out.shape)
 
 
 def _silu(build: Builder, out: Operation, x: Value) -> Value:
@@ -280,6 +314,7 @@ RULES: dict[str, Callable[..., Any]] = {
     "logical_or": partial(_logical, op="Or"),
     "bitwise_or": partial(_logical, op="Or"),
     "threshold_backward": _threshold_backward,
+    "hardtanh_backward": _hardtanh_backward,
     "silu": _silu,
     "leaky_relu": _leaky_relu,
     "softplus": _softplus,

@@ -24,6 +24,10 @@ def total(build: Builder, x: Value, axes: Sequence[int], *, keep: bool, mean: bo
             return build.number(x.number, x.type, shape)
         count = build.cast(build.scalar(product([x.shape[axis] for axis in axes])), x.type)
         return arithmetic(build, "Mul", build.number(x.number, x.type), count, shape)
+    if build.is_turned(x):
+        inner = [{0: 1, 1: 0}.get(axis, axis) for axis in axes]
+        found = build.samples_first(total(build, build.channels_first(x), inner, keep=True, mean=mean))
+        return found if keep else build.reshape(found, shape)
     x = build.aligned(x)
     real = [axis for axis in axes if x.held[axis] == x.shape[axis] and x.shape[axis] != 1]
     repeated = [x.shape[axis] for axis in axes if axis not in real]

@@ -226,6 +226,31 @@ def test_features_end_below_dropout(monkeypatch):
         assert found[0] == pytest.approx(found[1], rel=1e-5)
 
 
+def test_features_of_a_depthwise_layer_have_a_row_for_each_sample(monkeypatch):
+    """Its graph computes with the channels first."""
+
+    def separable(shape, classes):
+        whole = net(shape, classes)
+        whole.body.conv1, whole.body.norm1 = nn.Conv2d(shape[0], 16, 3, stride=2), nn.BatchNorm2d(16)
+        whole.body.conv2 = nn.Conv2d(16, 16, 3, padding=1, groups=16)
+        whole.body.norm2 = nn.Conv2d(16, 8, 1)
+        return whole
+
+    monkeypatch.setattr(sys.modules[MODULE], "net", separable)
+    part = {"trainable": ("body.norm2", "head")}
+    spec, module = described(section(**part), Key(1))
+    x, y = batch(3)
+    _, _, whole = all_ways(spec, section(**part), frozen_of(module))
+    upper = whole.upper_layers()
+    assert upper.size == 16 * 9
+    weights, gradients = np.full(spec.size, 0.1, np.float32), []
+    for backend, given in ((whole, x), (upper.backend, upper.features(x))):
+        backend.load(weights)
+        backend.step(given, y, Key(8))
+        gradients.append(backend.gradient)
+    np.testing.assert_allclose(*gradients, rtol=1e-4, atol=1e-6)
+
+
 def test_features_that_take_too_much_memory_are_not_kept():
     spec, module = described(section(**HEAD), Key(1))
     upper = make_backend("torch", spec, None, 1, frozen=frozen_of(module)).upper_layers()
