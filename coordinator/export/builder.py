@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from msgspec import UNSET, UnsetType
 from numpy.typing import NDArray
 
 from fleetune.coordinator.export.torch_trace import Open, Shape, Size
-from fleetune.protocols.bundle.graph import BATCH, Attribute, Constant, Graph, Node, Port, Type
+from fleetune.protocols.bundle.graph import BATCH, Attribute, Body, Constant, Graph, Node, Port, Type
 
 DTYPES: dict[Type, type[Any]] = {"f4": np.float32, "i8": np.int64, "?": np.bool_}
 
@@ -94,18 +95,23 @@ class Builder:
         **attributes: Attribute,
     ) -> Value:
         """Add a node with one output, unless an equal node exists, and return its output."""
-        (name,) = self.emit_several(op, inputs, 1, **attributes)
+        (name,) = self.emit_several(op, inputs, 1, UNSET, **attributes)
         return self.known(Value(name, type_, shape, shape if held is None else held))
 
     def emit_several(
-        self, op: str, inputs: Sequence[Value | None], count: int, **attributes: Attribute
+        self,
+        op: str,
+        inputs: Sequence[Value | None],
+        count: int,
+        body: Body | UnsetType = UNSET,
+        **attributes: Attribute,
     ) -> tuple[str, ...]:
         """Add a node with several outputs, unless an equal node exists, and return their names."""
         names = tuple("" if value is None else self.named(value).name for value in inputs)
-        key = (op, names, tuple(sorted(attributes.items())))
+        key = (op, names, tuple(sorted(attributes.items())), repr(body))
         if key not in self._made:
             outputs = tuple(f"%{len(self._made)}_{index}" for index in range(count))
-            node = Node(op, names, outputs, dict(sorted(attributes.items())))
+            node = Node(op, names, outputs, dict(sorted(attributes.items())), body)
             self.nodes.append(node)
             self.maker |= dict.fromkeys(outputs, node)
             self._made[key] = outputs

@@ -1,13 +1,15 @@
 """Lowers a trace of torch operations to a graph of standard ONNX operators."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
-from fleetune.coordinator.export.builder import Builder, NoForm, type_of
+from fleetune.coordinator.export.builder import Builder, NoForm, Value, type_of
 from fleetune.coordinator.export.operators import (
     convolution,
     data_movement,
@@ -18,10 +20,58 @@ from fleetune.coordinator.export.operators import (
     max_pooling,
     reductions,
 )
-from fleetune.coordinator.export.torch_trace import Operation, Ref, Trace
-from fleetune.protocols.bundle.graph import Graph
+from fleetune.coordinator.export.recurrence import STEPS
+from fleetune.coordinator.export.torch_trace import Open, Operation, Ref, Trace, trace
+from fleetune.protocols.bundle.graph import Body, Graph
 from fleetune.protocols.errors import ModelError
 from fleetune.protocols.user_code import as_line
+
+
+def _scan(
+    build: Builder,
+    out: Operation,
+    step: str,
+    states: Sequence[Value],
+    scanned: Sequence[Value],
+    fixed: Sequence[Value],
+    reverse: bool,
+) -> tuple[Value, ...]:
+    """Return the results of a loop, see `recurrence`."""
+    arrays = [build.whole(one) for one in (*states, *scanned, *fixed)]
+    entries = (
+        [one.shape for one in states] + [one.shape[1:] for one in scanned] + [one.shape for one in fixed]
+    )
+    if len({size for shape in entries for size in shape if isinstance(size, Open)}) > 1:
+        raise NoForm("its states have several sizes that depend on the batch size")
+    counts = len(states), len(scanned)
+    shapes = tuple(tuple(None if isinstance(size, Open) else size for size in shape) for shape in entries)
+    graph = _step(step, counts, shapes)
+    body = Body(tuple(one.name for one in (*graph.inputs, *graph.constants)), graph.output_names, graph.nodes)
+    arrays += [build.constant(one.value) for one in graph.constants]
+    names = build.emit_several(
+        "Scan", arrays, len(out.shapes), body, states=counts[0], scanned=counts[1], reverse=int(reverse)
+    )
+    return tuple(
+        build.known(Value(name, "f4", shape, shape)) for name, shape in zip(names, out.shapes, strict=True)
+    )
+
+
+@cache
+def _step(name: str, counts: tuple[int, int], shapes: tuple[tuple[int | None, ...], ...]) -> Graph:
+    """Return the graph of a loop's step; None in a shape stands for a size that depends on the batch size."""
+    states, own = counts[0], sum(counts)
+
+    def inputs(num_samples: int) -> Mapping[str, Mapping[str, Tensor]]:
+        sizes = ([num_samples if size is None else size for size in shape] for shape in shapes)
+        return {name: {f"input:{index}": torch.zeros(size) for index, size in enumerate(sizes)}}
+
+    def step(given: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+        arrays = list(given.values())
+        new, found = STEPS[name](arrays[:states], arrays[states:own], arrays[own:])
+        return {name: {f"output:{index}": one for index, one in enumerate((*new, *found))}}
+
+    return lower(name, trace(name, nn.Module(), lambda _: step, inputs, RULES)[name])
+
 
 RULES: dict[str, Callable[..., Any]] = (
     elementwise.RULES
@@ -32,6 +82,7 @@ RULES: dict[str, Callable[..., Any]] = (
     | max_pooling.RULES
     | image_maps.RULES
     | indexing.RULES
+    | {"scan": _scan}
 )
 
 
@@ -74,7 +125,7 @@ def _result(build: Builder, operation: Operation, values: dict[str, Any]) -> Any
         return values[ref.name][index]
     space, name, _ = operation.target.split(".", 2)
     rule = RULES.get(name) or RULES.get(name.removesuffix("_"))
-    if space != "aten" or rule is None:
+    if space not in ("aten", "fleetune") or rule is None:
         raise NoForm("")
     args, kwargs = _given(operation.args, values), _given(operation.kwargs, values)
     for ignored in ("memory_format", "layout", "device", "pin_memory", "non_blocking", "implicit"):

@@ -14,6 +14,8 @@ from torch.autograd import Function
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from fleetune.coordinator.export import recurrence
+
 
 class Cumulative(float):
     """A momentum value for running statistics that are means over all batches (torch's `momentum=None`)."""
@@ -378,6 +380,7 @@ _BARE_RULES: dict[Any, Callable[..., Tensor]] = {
     functional.adaptive_avg_pool2d: _adaptive_avg_pool2d,
     functional.affine_grid: _affine_grid,
     functional.grid_sample: _grid_sample,
+    **recurrence.RULES,
 }
 _RULES: dict[Callable[..., Any], Callable[..., Tensor]] = {
     functional.cross_entropy: _cross_entropy,

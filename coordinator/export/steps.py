@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.backends import mkldnn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -276,24 +275,12 @@ def _forward(
 
     with (
         sdpa_kernel(SDPBackend.MATH),
-        _recurrent_layers_written_out(),
         primitives,
         GivenDraws(numbers, in_place=False) if training else nullcontext(),
         features_watched(model) as calls,
     ):
         logits = functional_call(model.module, tensors, (given["x"],))
     return logits, None if model.num_features is None else calls[0][0].flatten(1), primitives
-
-
-@contextmanager
-def _recurrent_layers_written_out() -> Iterator[None]:
-    """Trace recurrent layers step by step inside this context, instead of as one operator of oneDNN."""
-    enabled = mkldnn.enabled
-    mkldnn.enabled = False  # type: ignore[assignment] # its `flags` would warn of GPUs
-    try:
-        yield
-    finally:
-        mkldnn.enabled = enabled
 
 
 @contextmanager

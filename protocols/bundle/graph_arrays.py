@@ -41,12 +41,13 @@ class Array:
 @dataclass(frozen=True)
 class Result:
     """The result of a node: an array, the floating-point operations, and the bytes needed during
-    computation.
+    computation. `others` are further arrays.
     """
 
     array: Array
     operations: int = 0
     workspace: int = 0
+    others: tuple[Array, ...] = ()
 
 
 class Unfit(PacketCorrupt):

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetune.protocols.bundle.graph import OPSET, Attribute, Graph, Node, Port
+from fleetune.protocols.bundle.graph import OPSET, Attribute, Body, Graph, Node, Port
 from fleetune.protocols.bundle.protobuf import binary, message, number, real, text
 
 IR_VERSION = 8
 ELEMENTS = {"f4": 1, "i8": 7, "?": 9}  # TensorProto.DataType
 INT8, SCALE = ":int8", ":scale"  # endings of the two arrays that replace a quantised input
 _INT8_ELEMENT = 3
-_FLOAT, _INT, _STRING, _FLOATS, _INTS = 1, 2, 3, 6, 7  # AttributeProto.AttributeType
+_FLOAT, _INT, _STRING, _GRAPH, _FLOATS, _INTS = 1, 2, 3, 5, 6, 7  # AttributeProto.AttributeType
 _DTYPES = {np.dtype(np.float32): 1, np.dtype(np.int64): 7, np.dtype(np.bool_): 9}
 
 
@@ -69,10 +69,51 @@ def _dequantise(name: str) -> Node:
 
 
 def _node(node: Node) -> Iterable[bytes]:
+    if isinstance(node.body, Body):
+        yield from _scan(node, node.body)
+        return
     yield from (text(1, name) for name in node.inputs)
     yield from (text(2, name) for name in node.outputs)
     yield text(4, node.op)
     yield from (message(5, _attribute(name, value)) for name, value in node.attributes.items())
+
+
+def _scan(node: Node, body: Body) -> Iterable[bytes]:
+    """Return ONNX's form of a Scan: its body reads the arrays that each step gets whole from around it."""
+    states, scanned = (int(node.attributes[name]) for name in ("states", "scanned"))  # type: ignore[arg-type]
+    own, start = states + scanned, f"{node.outputs[0]}/"  # ONNX wants names that are unique in the model
+    names = dict(zip(body.inputs[own:], node.inputs[own:], strict=True)) | {"": ""}
+
+    def named(arrays: Iterable[str]) -> tuple[str, ...]:
+        return tuple(names.get(one, f"{start}{one}") for one in arrays)
+
+    parts = [
+        message(1, _node(replace(one, inputs=named(one.inputs), outputs=named(one.outputs))))
+        for one in body.nodes
+    ]
+    parts.append(text(2, "step"))
+    parts += [message(11, _array(name)) for name in named(body.inputs[:own])]
+    parts += [message(12, _array(name)) for name in named(body.outputs)]
+    directions = int(node.attributes.get("reverse", 0))  # type: ignore[arg-type]
+    yield from _node(
+        Node(
+            node.op,
+            node.inputs[:own],
+            node.outputs,
+            {
+                "num_scan_inputs": scanned,
+                "scan_input_directions": (directions,) * scanned,
+                "scan_output_directions": (directions,) * (len(node.outputs) - states),
+            },
+        )
+    )
+    yield message(5, [text(1, "body"), message(6, parts), number(20, _GRAPH)])
+
+
+def _array(name: str) -> Iterable[bytes]:
+    """Return the fields of a float32 array whose shape the runtime finds."""
+    yield text(1, name)
+    yield message(2, [message(1, [number(1, ELEMENTS["f4"])])])
 
 
 def _attribute(name: str, value: Attribute) -> Iterable[bytes]:

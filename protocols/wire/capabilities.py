@@ -82,7 +82,8 @@ _READS = Features(
         """.split()  # noqa: SIM905 - a list of sixty strings reads worse
     ),
 )
-SETS = (Features(), _READS, _READS.with_all(Features(operators=("Floor", "TopK"))))
+_READS_2 = _READS.with_all(Features(operators=("Floor", "TopK")))
+SETS = (Features(), _READS, _READS_2, _READS_2.with_all(Features(operators=("Scan",))))
 
 
 class Capabilities(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):

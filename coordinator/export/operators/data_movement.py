@@ -148,6 +148,9 @@ def _select(build: Builder, out: Operation, x: Value, dim: int, index: int) -> V
 
 def _split(build: Builder, out: Operation, x: Value, sizes: Any, dim: int = 0) -> tuple[Value, ...]:
     axis = dim % len(x.shape)
+    if x.number is None and x.held == x.shape and len(set(out.shapes)) == 1 < len(out.shapes):
+        names = build.emit_several("Split", (x,), len(out.shapes), axis=axis)
+        return tuple(build.known(Value(name, x.type, out.shape, out.shape)) for name in names)
     found, start = [], 0
     for shape in out.shapes:
         length = shape[axis]
