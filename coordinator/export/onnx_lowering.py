@@ -46,8 +46,9 @@ def _scan(
     counts = len(states), len(scanned)
     shapes = tuple(tuple(None if isinstance(size, Open) else size for size in shape) for shape in entries)
     graph = _step(step, counts, shapes)
-    body = Body(tuple(one.name for one in (*graph.inputs, *graph.constants)), graph.output_names, graph.nodes)
-    arrays += [build.constant(one.value) for one in graph.constants]
+    given = [port.name for port in graph.inputs] + [constant.name for constant in graph.constants]
+    body = Body(tuple(given), graph.output_names, graph.nodes)
+    arrays += [build.constant(constant.value) for constant in graph.constants]
     names = build.emit_several(
         "Scan", arrays, len(out.shapes), body, states=counts[0], scanned=counts[1], reverse=int(reverse)
     )

@@ -1,8 +1,9 @@
 """Computes recurrent layers as loops over their steps, with explicit backward passes.
 
 Only the states depend on earlier steps. Products with the inputs, and the gradients of the weights, are
-computed for all steps at once; a loop computes the rest. In a trace, a loop is one operator, `fleetune::scan`,
-whose step is a function here. Layers with projections and packed sequences are left to torch.
+computed for all steps at once; a loop computes the rest. In a trace, a loop is one operator
+(`fleetune::scan`), whose step is a function here. Layers with projections and packed sequences are left to
+torch.
 """
 
 from collections.abc import Callable, Sequence

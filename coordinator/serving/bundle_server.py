@@ -34,7 +34,7 @@ class BundleMade:
     @classmethod
     def of(cls, bundle: Bundle) -> "BundleMade":
         """Encode the bundle for devices."""
-        operators = {node.op for graph in bundle.graphs.values() for node in graph.nodes}
+        operators = {op for graph in bundle.graphs.values() for op in graph.operators}
         return cls(bundle.encoded(), needed=Features(operators=tuple(sorted(operators))))
 
 

@@ -119,6 +119,12 @@ class Graph:
     def output_names(self) -> tuple[str, ...]:
         return tuple(port.name for port in self.outputs)
 
+    @property
+    def operators(self) -> set[str]:
+        """The names of the operators in the graph and in the bodies of its nodes."""
+        bodies = [node.body for node in self.nodes if isinstance(node.body, Body)]
+        return {node.op for nodes in (self.nodes, *(body.nodes for body in bodies)) for node in nodes}
+
     def keeping(self, outputs: Collection[str]) -> "Graph":
         """Return the graph with only these outputs, and the nodes, inputs and constants they depend on."""
         nodes = _needed(self.nodes, outputs)

@@ -130,6 +130,7 @@ class _Ways:
                 node.op,
                 tuple(found[name] for name in node.inputs),
                 repr(sorted(node.attributes.items())),
+                repr(node.body),
             )
             for place, name in enumerate(node.outputs):
                 found[name] = self._number((*computation, place))

@@ -133,10 +133,10 @@ class _Walk:
             made = RULES[node.op](node, inputs, shape)
         else:
             need(node.op == "Shape" or not any(is_shorter(axis) for axes in inputs for axis in axes))
-            made = unchanged(shape)
+            made = None
         for name in filter(None, node.outputs):
-            need(whole_shape(made) == self._shapes[name])
-            self.axes[name] = made
+            self.axes[name] = unchanged(self._shapes[name]) if made is None else made
+            need(whole_shape(self.axes[name]) == self._shapes[name])
         if node.op == "MaxPool":
             self._images |= dict.fromkeys(node.outputs[1:], inputs[0])
         return node
