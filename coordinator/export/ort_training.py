@@ -81,6 +81,11 @@ def gradient_model(spec: ModelSpec, forward: Graph) -> bytes:
     Raises:
         ModelError: onnxruntime-training cannot differentiate an operator, or is not installed.
     """
+    if "Scan" in forward.operators:  # the package would end this process
+        raise ModelError(
+            f"model {spec.name}: onnxruntime-training has no gradient of Scan, the loop of a recurrent layer;"
+            " agents train it with onnx or torch"
+        )
     if not can_differentiate():
         raise ModelError(
             "onnxruntime-training is not installed here: pip uninstall onnxruntime, then"

@@ -116,6 +116,5 @@ FIXED = [model for model in ZOO if model.family != UNFIXED]
 NOT_YET = {
     "images:discriminator": "_SpectralNorm) changes its buffer",
     "series:SpectrogramCnn": "uses aten.as_strided",
-    "recurrent:lstm_two_layers": "devices would refuse it: the payload has more than 400000 elements",
     "hf_wav2vec2": "wav2vec2.encoder lets values of the data decide in Python",  # it skips layers at random
 }

@@ -7,12 +7,14 @@ from tests.helpers.nightly import sooner
 from torch import nn
 
 from fleetune.coordinator.export.graphs import export, forward_graph
+from fleetune.coordinator.export.ort_training import training_part
 from fleetune.coordinator.export.primitives import Primitives
 from fleetune.coordinator.spec.spec_from_torch import describe, weights_of
 from fleetune.edge_agent.training.onnx_backend import OnnxBackend
 from fleetune.edge_agent.training.torch_backend import TorchBackend
 from fleetune.protocols.bundle.bundle import ANSWER, TRAIN, Bundle, read_bundle
 from fleetune.protocols.bundle.graph_cost import cost_of
+from fleetune.protocols.errors import ModelError
 from fleetune.protocols.model.architectures import training_flops
 from fleetune.protocols.randomness import Key
 
@@ -145,3 +147,10 @@ def test_an_lstms_operations_count_for_its_cost():
     module = seeded(lambda: Sensors("lstm", batch_first=True))
     steps, products = 11, 4 * 6 * (3 + 6)
     assert training_flops(module, (steps, 3)) == pytest.approx(3 * 2 * steps * products, rel=0.05)
+
+
+def test_onnxruntime_training_refuses_a_loop_by_name():
+    module = seeded(lambda: Sensors("gru"))
+    spec = describe("mine:net", module, (4, 3), 4)
+    with pytest.raises(ModelError, match="no gradient of Scan, the loop of a recurrent layer; agents train"):
+        training_part(spec, module, weights_of(spec, module))
