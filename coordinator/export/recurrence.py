@@ -2,8 +2,7 @@
 
 Only the states depend on earlier steps. Products with the inputs, and the gradients of the weights, are
 computed for all steps at once; a loop computes the rest. In a trace, a loop is one operator
-(`fleetune::scan`), whose step is a function here. Layers with projections and packed sequences are left to
-torch.
+(`fleetune::scan`), whose step is a function here. Layers with projections are left to torch.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional
+
+from fleetune.protocols.errors import ModelError
 
 Tensors = Sequence[Tensor]
 # A step takes the states, its entry of each scanned array, and arrays that are the same in each step. It
@@ -182,8 +183,11 @@ class _Layer(Function):
 
 def _recurrent(function: Callable[..., Any], *arguments: Any) -> Any:
     """Return what a recurrent function of torch returns: the last layer's output, and the last states."""
-    if len(arguments) != 9 or not isinstance(arguments[3], bool):  # a packed sequence
-        return function(*arguments)
+    if not isinstance(arguments[3], bool):
+        raise ModelError(
+            "the model cannot be exported: a recurrent layer reads a packed sequence, whose lengths depend on"
+            " the data; give it padded samples, or let agents with torch train it"
+        )
     x, start, weights, has_biases, num_layers, dropout, training, bidirectional, batch_first = arguments
     directions, each = 1 + bidirectional, 4 if has_biases else 2
     if len(weights) != num_layers * directions * each:  # it has projections

@@ -1,5 +1,7 @@
 """Recurrent layers as loops: torch's own results and gradients, in graphs of any number of steps."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -141,6 +143,14 @@ def test_a_layer_with_projections_is_written_out_by_torch():
     module = seeded(lambda: Sensors("lstm", proj_size=2))
     module.out = nn.Linear(2, 4)
     assert not loops(forward(module))
+
+
+def test_packed_sequences_are_refused_by_name():
+    module = seeded(lambda: Sensors("gru", batch_first=True))
+    pack = partial(nn.utils.rnn.pack_padded_sequence, batch_first=True)
+    module.forward = lambda x: module.out(module.layer(pack(x, torch.full((len(x),), 3)))[1][-1])
+    with pytest.raises(ModelError, match=r"reads a packed sequence, .*; give it padded samples"):
+        forward(module)
 
 
 def test_an_lstms_operations_count_for_its_cost():
