@@ -203,16 +203,17 @@ def _pool(neurons: Neurons, result: Tensor, x: Tensor, *_: object, channels: int
 def _reduce(
     neurons: Neurons, result: Any, x: Tensor, dim: Any = None, *args: object, **kwargs: Any
 ) -> Tensor | list[Tensor]:
-    """Numbers of a sum, mean or maximum: all neurons along `dim` become one."""
+    """Numbers of a sum, mean or maximum: neurons along `dim` become one, unless these are all of a layer."""
     if any(True for _ in flat((dim, kwargs))):  # maximum by another name
         return _together(neurons, result, x, dim, *args, **kwargs)
     dim = kwargs.get("axis", dim)
-    dims = range(x.ndim) if dim is None else [dim] if isinstance(dim, int) else dim
+    dims = range(x.ndim) if dim is None or isinstance(dim, bool) else [dim] if isinstance(dim, int) else dim
     gone = sorted(axis % x.ndim for axis in dims)
     remaining_axes = [axis for axis in range(x.ndim) if axis not in gone]
     rows = neurons.of(x).permute(*remaining_axes, *gone).flatten(len(remaining_axes))
-    first = rows.amax(dim=-1)
-    neurons.join(first[..., None].expand_as(rows), rows)
+    if neurons.would_be_one(rows):  # as in a norm that the model computes itself
+        return [torch.tensor(FREE).expand(tensor.shape) for tensor in flat(result)]
+    first = neurons.merged(rows, -1)
     return [first.reshape(tensor.shape) for tensor in flat(result)]
 
 
@@ -282,7 +283,7 @@ _RULES: dict[str, Callable[..., Any]] = {
         "zeros_like ones_like full_like empty_like rand_like randn_like "
         "new_zeros new_ones new_full new_empty new_tensor",
     ),
-    **_table(_reduce, "mean sum amax amin max min"),
+    **_table(_reduce, "mean std var var_mean sum amax amin max min"),
     **{
         f"{kind}_pool{dims}d": partial(_pool, channels=-dims - 1)
         for kind in ("max", "avg", "lp", "adaptive_max", "adaptive_avg")

@@ -9,6 +9,7 @@ from dataclasses import replace
 from itertools import groupby
 from types import MappingProxyType
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -103,6 +104,21 @@ class Neurons:
         first = numbers.amax(dim=axis)
         self.join(first.unsqueeze(axis).expand_as(numbers), numbers)
         return first
+
+    def would_be_one(self, numbers: Tensor) -> bool:
+        """True if merging along the last axis made all neurons in these numbers a single one.
+
+        A method always keeps a single neuron. So a sum over them is always active, and need not couple them.
+        """
+        (numbers,) = compact(numbers)
+        if not numbers.numel():
+            return False
+        first = self._roots(numbers.reshape(-1, numbers.shape[-1])[0])
+        return len(first) > 1 and FIXED not in first and first == self._roots(numbers)
+
+    def _roots(self, numbers: Tensor) -> set[int]:
+        found = np.unique(numbers.numpy())
+        return {self._root(number) for number in found.tolist() if number != FREE}
 
     def are_equal_along(self, tensor: Tensor, axis: int) -> bool:
         """True if all entries along `axis` have the same neuron."""

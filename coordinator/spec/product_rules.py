@@ -2,7 +2,8 @@
 
 A product sums over neurons, so these become one neuron with what they are multiplied by. In attention the
 queries and keys of a head are multiplied and summed, then weigh the head's values. So its rows of all three
-projections and its columns of the output projection are one neuron: the head.
+projections and its columns of the output projection are one neuron: the head. If there is only one head, each
+entry of its queries is a neuron with the same entry of its keys, and each entry of its values is another.
 """
 
 from collections.abc import Callable
@@ -42,10 +43,14 @@ def _addmm(
 
 def _product(neurons: Neurons, x: Tensor, other: Tensor) -> Tensor:
     """Numbers of a product of activations. Inputs and constants only weigh the other factor's neurons."""
-    rows = neurons.merged(x, -1).unsqueeze(-1)
-    columns = neurons.merged(other, -2).unsqueeze(-2)
-    shape = torch.broadcast_shapes(rows.shape, columns.shape)  # type: ignore[no-untyped-call]
-    rows, columns = rows.expand(shape), columns.expand(shape)
+    rows, columns = x, other.transpose(-2, -1)
+    shape = (*torch.broadcast_shapes(x.shape[:-2], other.shape[:-2]), x.shape[-2], other.shape[-1])  # type: ignore[no-untyped-call]
+    if neurons.would_be_one(rows) and neurons.would_be_one(columns):
+        first, second = (neurons.merged(one.reshape(-1, one.shape[-1]), 0) for one in (rows, columns))
+        neurons.join(first, second)
+        return torch.tensor(FREE).expand(shape)
+    rows = neurons.merged(rows, -1).unsqueeze(-1).expand(shape)
+    columns = neurons.merged(columns, -1).unsqueeze(-2).expand(shape)
     neurons.join(rows.where(rows != FIXED, FREE), columns.where(columns != FIXED, FREE))
     return torch.maximum(rows, columns)
 

@@ -351,14 +351,12 @@ def test_layers_that_keep_channels_apart(between):
 @pytest.mark.parametrize(
     "unknown",
     [
-        lambda self, h: h @ h.transpose(1, 2) @ h,
         lambda self, h: h.cumsum(dim=2),
         lambda self, h: F.softmax(h, dim=2),
-        lambda self, h: F.scaled_dot_product_attention(h, h, h),
         lambda self, h: h + self.x,
         lambda self, h: h.index_put((torch.tensor([0]),), torch.zeros(1)),
     ],
-    ids=["matmul", "cumsum", "softmax", "attention", "input-shortcut", "index_put"],
+    ids=["cumsum", "softmax", "input-shortcut", "index_put"],
 )
 def test_what_is_not_understood_is_always_active(unknown):
     def forward(self, x):
@@ -410,6 +408,27 @@ def test_neurons_that_are_summed_are_one(total):
     assert spec.groups == (2,)
     assert axes(spec, "a.bias") == ((Span(0, 0, 2),) * 4,)
     assert axes(spec, "out.weight") == ((), (Span(0, 0, 2),))
+
+
+@pytest.mark.parametrize(
+    "scale",
+    [
+        lambda h: h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6),
+        lambda h: (h - h.mean(-1, keepdim=True)) / h.std(-1, keepdim=True),
+        lambda h: (
+            h
+            * torch.sigmoid(torch.cat([h.amax(-1, keepdim=True), h.mean(-1, keepdim=True)], -1).sum(-1, True))
+        ),
+        lambda h: h @ h.transpose(1, 2) @ h,
+        lambda h: F.scaled_dot_product_attention(h, h, h),
+    ],
+    ids=["root mean square", "mean and deviation", "gate", "product", "attention"],
+)
+def test_what_is_computed_of_a_whole_layer_couples_none_of_it(scale):
+    module = Wired(lambda self, x: self.out(scale(self.a(x)).sum(1)), a=nn.Linear(3, 4), out=nn.Linear(4, 2))
+    spec = describe("m", module, (5, 3), 2)
+    assert spec.groups == (4,)
+    assert axes(spec, "a.weight")[0] == axes(spec, "out.weight")[1] == (Span(0, 0, 4),)
 
 
 def test_a_single_neuron_is_always_active_and_couples_none():
