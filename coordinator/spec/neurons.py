@@ -172,8 +172,9 @@ class Neurons:
         """Make the neurons in two arrays of the same shape equal, entry by entry."""
         some, others = compact(some, others)
         differ = (some != others) & (some != FREE) & (others != FREE)
-        for one, other in set(zip(some[differ].tolist(), others[differ].tolist(), strict=True)):
-            low, high = sorted((self._root(one), self._root(other)))
+        count = len(self._parent)
+        for pair in np.unique((some[differ] * count + others[differ]).numpy()).tolist():
+            low, high = sorted(map(self._root, divmod(pair, count)))
             self._parent[high] = low
 
     def fix(self, values: object) -> None:

@@ -50,9 +50,11 @@ def smaller_work(spec: ModelSpec, smaller: ModelSpec) -> float:
 
 
 def _has_gates(tensor: TensorSpec) -> bool:
-    """True if a neuron has several rows of a matrix: those of its gates, or all of a head."""
+    """True for a recurrent weight, and for a matrix in which a neuron has several rows, as a head has."""
     if len(tensor.shape) != 2:
         return False
+    if tensor.name.rpartition(".")[2].startswith("weight_hh"):  # as torch calls it
+        return True
     spans = [span for span in tensor.axes[0] if span.group != ALWAYS_ACTIVE]
     return len({span.group for span in spans}) < len(spans) or any(span.repeat > 1 for span in spans)
 

@@ -332,7 +332,7 @@ def test_spectral_norm_keeps_the_neurons_of_its_weight():
     assert not any(part._forward_hooks or part._forward_pre_hooks for part in module.modules())
 
 
-@pytest.mark.parametrize("name", ["gru", "lstm", "attention", "attention of torch"])
+@pytest.mark.parametrize("name", ["gru", "lstm", "rnn", "attention", "attention of torch"])
 def test_no_trainer_leaves_out_rows_of_gates_or_heads(name):
     assert not has_smaller(made(name, MODELS[name][1])[1])
 
