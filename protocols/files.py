@@ -7,7 +7,8 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,13 +22,18 @@ log = logging.getLogger(__name__)
 
 
 def write_atomically(
-    path: Path, data: bytes, *, head: bytes = b"", durable: bool = True, mode: int | None = disk.PRIVATE
+    path: Path,
+    data: bytes | Iterable[bytes],
+    *,
+    head: bytes = b"",
+    durable: bool = True,
+    mode: int | None = disk.PRIVATE,
 ) -> None:
     """Replace the file at `path`; create its folder if needed.
 
     Args:
         path: the file.
-        data: its new content.
+        data: its new content, or the pieces of it.
         head: bytes before the content.
         durable: survive a power cut; simulations pass False.
         mode: permissions; None: those of the umask, for files that a user names as output. A folder created
@@ -44,10 +50,11 @@ def write_atomically(
             FileNotFoundError
         ):  # left by a process that was killed, perhaps with other permissions
             disk.DISK.remove(draft)
-        disk.DISK.write(draft, head or data, mode)
-        if head:
-            # written apart, because a copy of both would double a large model's memory
-            disk.DISK.append(draft, data)
+        # written one by one, because joined they would double a large model's memory
+        pieces = chain((head,) if head else (), (data,) if isinstance(data, bytes) else data)
+        disk.DISK.write(draft, next(pieces, b""), mode)
+        for piece in pieces:
+            disk.DISK.append(draft, piece)
         if durable:
             disk.DISK.sync(draft)
         disk.DISK.rename(draft, path)

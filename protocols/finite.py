@@ -7,19 +7,30 @@ declines the round and stays unchanged.
 
 import dataclasses
 import math
+from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from fleetune.protocols.bounds import LARGEST_LOSS
 from fleetune.protocols.errors import TrainingDiverged
+
+_CHUNK = 2**16
+
+
+def all_finite(array: NDArray[Any]) -> bool:
+    """True if no number is NaN or infinite. The check works in chunks, without a copy of the array."""
+    if array.dtype.kind != "f":
+        return True
+    numbers = array.reshape(-1)
+    return all(np.isfinite(numbers[start : start + _CHUNK]).all() for start in range(0, numbers.size, _CHUNK))
 
 
 def check_finite(values: ArrayLike, what: str) -> None:
     """Raise TrainingDiverged if some of `values` are NaN or infinite; `what` names the method and the
     step.
     """
-    if not np.isfinite(values).all():
+    if not all_finite(np.asarray(values)):
         raise TrainingDiverged(f"{what} is not finite: lower training.learning_rate")
 
 
@@ -37,7 +48,7 @@ def not_finite(value: object, name: str) -> str | None:
     Else None.
     """
     if isinstance(value, np.ndarray):
-        return None if value.dtype.kind != "f" or np.isfinite(value).all() else name
+        return None if all_finite(value) else name
     if isinstance(value, float):
         return None if math.isfinite(value) else name
     inner: list[tuple[str, object]] = []

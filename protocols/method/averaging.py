@@ -89,6 +89,7 @@ def covered_average(
     combination = combine(spec)
     for _, update in updates:
         combination.add(update.patch, update.num_samples)
+        del update  # before the next one is read
     return combination.over(weights)
 
 
@@ -99,6 +100,7 @@ def equally_weighted(updates: Iterable[tuple[DeviceId, Update]]) -> Iterator[tup
     """
     for device, update in updates:
         yield device, replace(update, num_samples=min(1, update.num_samples))
+        del update
 
 
 @dataclass(frozen=True)
@@ -177,6 +179,8 @@ class AveragedModel(Method[SharedModel, D, Task, Update]):
 
     def apply(self, state: SharedModel, average: FlatArray) -> SharedModel:
         """Return the next shared model, from the combined updates of a round, shape (spec.size,)."""
+        if self.shared == Everything() and self.spec.num_parameters == self.spec.size:
+            return SharedModel(average)
         return SharedModel(np.where(self.shared.mask(self.spec), average, state.weights))
 
     def discount(self, state: SharedModel, update: Update, factor: float) -> Update:
@@ -226,7 +230,7 @@ class ModelAveraging(AveragedModel[PersonalModel], PersonalDevice[SharedModel, T
     def work(
         self, state: PersonalModel, task: Task, trainer: Trainer, budget: Budget, key: Key
     ) -> tuple[PersonalModel, Update]:
-        start = task.patch.apply(state.weights, self.spec)
+        start = task.patch.over(state.weights, self.spec)
         fit = trainer.fit(start, self.fit_plan(state, start), key)
         return PersonalModel(fit.weights), self.update(fit.weights, trainer)
 

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetune.protocols.errors import PacketCorrupt, PacketNotFinite, PacketTooLarge
+from fleetune.protocols.finite import all_finite
 from fleetune.protocols.one_line import flat
 from fleetune.protocols.update.body import STEP, Source
 
@@ -31,6 +32,7 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 Array = NDArray[Any]
 WireArray = tuple[str, list[int], bytes]  # dtype or name of an encoding, shape, data
+PIECE_BYTES = 2**20
 _ROWS = 2**15  # numbers shuffled at a time; they fit into a processor's cache
 
 
@@ -90,6 +92,19 @@ def num_array_bytes(array: Array) -> int:
 def bytes_of(array: Array) -> memoryview:
     """Return the array's bytes in memory order, row by row."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+
+def iter_pieces(array: Array) -> Iterator[memoryview]:
+    """Yield an array's data, as `write_array` writes them, in pieces of at most `PIECE_BYTES`."""
+    if array.dtype == bool:
+        bits = array.reshape(-1)
+        for start in range(0, bits.size, 8 * PIECE_BYTES):
+            yield np.packbits(bits[start : start + 8 * PIECE_BYTES]).data
+        return
+    places = _places(array)
+    for place in range(array.itemsize):
+        for start in range(0, len(places), PIECE_BYTES):
+            yield np.ascontiguousarray(places[start : start + PIECE_BYTES, place]).data
 
 
 def write_array(array: Array, out: memoryview) -> None:
@@ -160,14 +175,6 @@ class Arrays:
             self.left -= num_bytes
             if self.left < 0:
                 raise PacketTooLarge("the payload's arrays take more memory than its limit allows")
-
-
-def all_finite(array: Array) -> bool:
-    """True if no number is NaN or infinite. The check works in chunks, without a copy of the array."""
-    if array.dtype.kind != "f":
-        return True
-    numbers = array.reshape(-1)
-    return all(np.isfinite(numbers[chunk]).all() for chunk in _chunks(numbers.size))
 
 
 def _read_as_it_lies(source: Source, size: int, dtype: np.dtype[Any]) -> Array:

@@ -30,7 +30,7 @@ class Body:
 
     def __init__(
         self,
-        packed: memoryview,
+        packed: memoryview | Source,
         num_bytes: int,
         *,
         plain: bool = False,
@@ -39,7 +39,7 @@ class Body:
         """Open a body.
 
         Args:
-            packed: the zstd frame.
+            packed: the zstd frame; if `plain` is True, it may be a source.
             num_bytes: length of its content.
             plain: True if `packed` is the content itself, without a frame.
             dictionary: dictionary with which the frame was compressed; None for none.
@@ -51,8 +51,12 @@ class Body:
         self._made = 0  # number of bytes decompressed so far
         # bytes that `peek` has decompressed, and how many of them were read
         self._ahead, self._passed = b"", 0
+        if not isinstance(packed, memoryview):
+            assert plain, "a source supplies the content itself"
+            self._unpacking: Source = packed
+            return
         if plain:
-            self._unpacking: Source = BytesIO(packed)
+            self._unpacking = BytesIO(packed)
             return
         try:
             if zstandard.get_frame_parameters(packed).content_size != num_bytes:

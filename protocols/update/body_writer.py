@@ -5,13 +5,14 @@ length.
 """
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from io import BytesIO
 
+import numpy as np
 import zstandard
 from msgspec.msgpack import Ext
 
-from fleetune.protocols.update.arrays import Array, num_array_bytes, write_array
+from fleetune.protocols.update.arrays import Array, iter_pieces, num_array_bytes, write_array
 from fleetune.protocols.update.elements import PLACE
 
 # a part of the body: bytes, or an array that becomes bytes when it is written
@@ -28,8 +29,12 @@ class BodyWriter:
 
     def hold(self, name: str, shape: list[int], data: Data) -> tuple[str, list[int], Ext]:
         """Store the data of an array, and return the array's [name, shape, placeholder] for the message."""
+        return name, shape, self.hold_bytes(data)
+
+    def hold_bytes(self, data: Data) -> Ext:
+        """Store bytes, and return their placeholder for the message."""
         self._held.append(data)
-        return name, shape, Ext(PLACE, self._mark + (len(self._held) - 1).to_bytes(4, "big"))
+        return Ext(PLACE, self._mark + (len(self._held) - 1).to_bytes(4, "big"))
 
     def parts(self, around: bytes) -> list[Data]:
         """Return the parts of the body in order: the encoded message, with arrays' data instead of
@@ -77,18 +82,26 @@ def streamed(
     """Return a zstd frame of all parts, compressed one part at a time, after `blank` zero bytes."""
     packet = BytesIO(bytes(blank))
     packet.seek(blank)
+    for piece in frame_pieces(parts, level, dictionary):
+        packet.write(piece)
+    return packet
+
+
+def frame_pieces(
+    parts: Sequence[Data], level: int, dictionary: zstandard.ZstdCompressionDict | None = None
+) -> Iterator[bytes]:
+    """Yield the bytes of a zstd frame of all parts; only a megabyte of an array is copied at a time."""
     made = zstandard.ZstdCompressor(level=level, dict_data=dictionary)
     compressor = made.compressobj(size=sum(map(num_bytes, parts)))
     for part in parts:
-        if isinstance(part, bytes | memoryview):
-            data = memoryview(part)
-        else:
-            data = memoryview(bytearray(num_bytes(part)))
-            _write(part, data)
-        for start in range(0, len(data), _PIECE):
-            packet.write(compressor.compress(data[start : start + _PIECE]))
-    packet.write(compressor.flush())
-    return packet
+        pieces = iter_pieces(part) if isinstance(part, np.ndarray) else _slices(memoryview(part))
+        for piece in pieces:
+            yield compressor.compress(piece)
+    yield compressor.flush()
+
+
+def _slices(data: memoryview) -> Iterator[memoryview]:
+    return (data[start : start + _PIECE] for start in range(0, len(data), _PIECE))
 
 
 def _write(part: Data, out: memoryview) -> None:

@@ -14,6 +14,7 @@ import msgspec
 import zstandard
 
 from fleetune.protocols.errors import PacketCorrupt, PacketTruncated
+from fleetune.protocols.update.body import Source
 from fleetune.protocols.update.body_writer import Data, streamed
 
 MAGIC = b"FLTN"
@@ -68,13 +69,13 @@ class Opened(NamedTuple):
     """The body of a payload in compact form, found by reading the header.
 
     Attributes:
-        packed: the body, compressed unless `plain` is True.
+        packed: the body, compressed unless `plain` is True. A plain body may be read once, from a source.
         num_bytes: length of the uncompressed body.
         plain: True if the body is not compressed.
         dictionary: dictionary with which the body was compressed; None for none.
     """
 
-    packed: memoryview
+    packed: memoryview | Source
     num_bytes: int
     plain: bool = False
     dictionary: zstandard.ZstdCompressionDict | None = None

@@ -8,7 +8,7 @@ import numpy as np
 
 from fleetune.protocols.errors import PacketCorrupt
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
-from fleetune.protocols.update.selection import Layers, Selection
+from fleetune.protocols.update.selection import Everything, Layers, Selection, where
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,18 @@ class Patch:
 
     @classmethod
     def of(cls, weights: FlatArray, selection: Selection, spec: ModelSpec) -> Self:
-        """Return a patch with the selected entries of `weights`, shape (spec.size,)."""
+        """Return a patch with the selected entries of `weights`, shape (spec.size,).
+
+        If all parameters are selected, the patch shares their memory, and `weights` becomes read-only.
+        """
+        if isinstance(selection, Everything):
+            weights.flags.writeable = False
+            return cls(selection, weights[: spec.num_parameters])
         return cls(selection, weights[selection.mask(spec)])
+
+    def has_all(self, spec: ModelSpec) -> bool:
+        """True if the patch has every entry of the model, so that its values are the model."""
+        return isinstance(self.selection, Everything) and self.values.shape == (spec.size,)
 
     def check(self, spec: ModelSpec) -> None:
         """Raise PacketCorrupt unless there is one float32 for each selected entry."""
@@ -40,7 +50,13 @@ class Patch:
     def apply(self, weights: FlatArray, spec: ModelSpec) -> FlatArray:
         """Return a copy of `weights`, shape (spec.size,), with the selected entries overwritten."""
         patched = weights.copy()
-        patched[self.selection.mask(spec)] = self.values
+        patched[where(self.selection, spec)] = self.values
+        return patched
+
+    def over(self, weights: FlatArray, spec: ModelSpec) -> FlatArray:
+        """Return what `apply` returns, read-only; it is the patch's own array if that has all entries."""
+        patched = self.values if self.has_all(spec) else self.apply(weights, spec)
+        patched.flags.writeable = False
         return patched
 
 

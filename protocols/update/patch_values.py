@@ -18,6 +18,7 @@ from msgspec.msgpack import Ext
 from numpy.typing import NDArray
 
 from fleetune.protocols.errors import PacketCorrupt, PacketNotFinite, PacketTooLarge
+from fleetune.protocols.finite import all_finite
 from fleetune.protocols.model.spec import FlatArray, MaskArray, ModelSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.update import encodings
@@ -27,7 +28,6 @@ from fleetune.protocols.update.arrays import (
     Array,
     Arrays,
     WireArray,
-    all_finite,
 )
 from fleetune.protocols.update.body import Body
 from fleetune.protocols.update.elements import Head, without_arrays
@@ -37,9 +37,8 @@ from fleetune.protocols.update.masks.coded_mask import read_mask, write_mask
 from fleetune.protocols.update.masks.coding_time import CodingTime
 from fleetune.protocols.update.patch import Patch, patches_in, values_of_one
 from fleetune.protocols.update.reference_model import ReferenceModel
+from fleetune.protocols.update.selection import Where, num_selected, where
 from fleetune.protocols.update.shared_payload_cache import DecodeCache, EncodeCache, PayloadContent
-
-Where = slice | MaskArray  # entries of the flat vector, as a range or a mask
 
 
 @dataclass
@@ -102,15 +101,13 @@ class PatchWriter:
 
     def write(self, patch: Patch) -> WireArray:
         """Encode the values of the payload's next patch."""
-        mask, key = patch.selection.mask(self.spec), self.key.child(self._count)
+        entries, key, written = where(patch.selection, self.spec), self.key.child(self._count), self.written
         self._count += 1
-        where, written = _where(mask), self.written
         if written is None:
-            del mask  # free a byte for each entry: a range does not need the mask
-            framed = self._write(patch, where, key)
+            framed = self._write(patch, entries, key)
         else:
             around = f"{self.encoding.name} {vars(self.encoding)} {self.reference_digest} {key}"
-            framed = written.found(around, mask, patch.values, lambda: self._write(patch, where, key))
+            framed = written.found(around, entries, patch.values, lambda: self._write(patch, entries, key))
         self.encoded |= framed[0] != FLOAT32
         return framed
 
@@ -136,40 +133,40 @@ class PatchWriter:
         values = values_of_one(message) if self.sends_all else None
         return None if values is None and not self._masks else PayloadContent(values, self._masks)
 
-    def _write(self, patch: Patch, where: Where, key: Key) -> WireArray:
-        residual = None if self.residual is None else self.residual[where]
+    def _write(self, patch: Patch, entries: Where, key: Key) -> WireArray:
+        residual = None if self.residual is None else self.residual[entries]
         encoding = self.encoding
-        beyond = not encoding.lossless and self._beyond_reference(where)
+        beyond = not encoding.lossless and self._beyond_reference(entries)
         if beyond or not patch.values.size:
             encoding = encodings.find(encodings.RAW)
         encoded = encoding.encode(
-            patch.values, _KnownOfPatch(self.spec, self.reference, where), residual, key
+            patch.values, _KnownOfPatch(self.spec, self.reference, entries), residual, key
         )
         if self.written is None:
-            self._leave(where, encoded.residual)
+            self._leave(entries, encoded.residual)
             if self.measures:
-                self._measure(patch.values, where, residual, encoded.residual)
+                self._measure(patch.values, entries, residual, encoded.residual)
         name = FLOAT32 if encoding.name == encodings.RAW else encoding.name
         return name, [patch.values.size], encoded.data
 
-    def _beyond_reference(self, where: Where) -> bool:
+    def _beyond_reference(self, entries: Where) -> bool:
         """True if the reference model lacks one of these entries."""
         if self.reference is None:
             return False
         held = self.reference.held
-        return not held[where].all() if isinstance(where, slice) else bool((where > held).any())
+        return not held[entries].all() if isinstance(entries, slice) else bool((entries > held).any())
 
     def _measure(
-        self, values: FlatArray, where: Where, waited: FlatArray | None, waits: FlatArray | None
+        self, values: FlatArray, entries: Where, waited: FlatArray | None, waits: FlatArray | None
     ) -> None:
         """Add a patch to the sums of `compression_error`; patches without a residual count too."""
-        reference = None if self.reference is None else self.reference.values[where]
+        reference = None if self.reference is None else self.reference.values[entries]
         for chunk in chunks(values.size):
             wanted = wanted_of(values, waited, chunk)
             self._wanted += _square(difference(wanted, part_of(reference, chunk)))
             self._left += 0.0 if waits is None else _square(waits[chunk])
 
-    def _leave(self, where: Where, residual: FlatArray | None) -> None:
+    def _leave(self, entries: Where, residual: FlatArray | None) -> None:
         """Store the new residual of these entries; None stands for zeros."""
         before = self.next_residual
         if residual is not None and residual.size == self.spec.size:
@@ -179,7 +176,7 @@ class PatchWriter:
                 before = np.zeros(self.spec.size, np.float32)
             elif before is self.residual:
                 before = before.copy()
-            before[where] = 0 if residual is None else residual
+            before[entries] = 0 if residual is None else residual
             self.next_residual = before
 
 
@@ -305,18 +302,16 @@ class PatchReader:
     def _fill(
         self, patch: Patch, written: _Unread, body: Body, spec: ModelSpec, reference: ReferenceModel | None
     ) -> None:
-        count, mask = written.count, patch.selection.mask(spec)
-        if count != np.count_nonzero(mask):
-            raise PacketCorrupt(f"patch has {count} values for {np.count_nonzero(mask)} selected entries")
-        where = _where(mask)
-        del mask
-        encoding, known = encodings.find(written.name), _KnownOfPatch(spec, reference, where)
+        count, entries = written.count, where(patch.selection, spec)
+        if count != num_selected(entries):
+            raise PacketCorrupt(f"patch has {count} values for {num_selected(entries)} selected entries")
+        encoding, known = encodings.find(written.name), _KnownOfPatch(spec, reference, entries)
         body.skip(written.start - body.at)
         if self.decode_cache is not None:
             data = body.read(written.length)
             about = f"{written.name} {None if reference is None else reference.digest}"
             read = partial(encoding.decode, data, count, known)
-            values = self.decode_cache.found(about, data, patch.selection.mask(spec), read)
+            values = self.decode_cache.found(about, data, entries, read)
         else:
             values = encoding.decode_from(body, written.length, count, known)
         if self.arrays.finite and not all_finite(values):
@@ -329,15 +324,15 @@ class _KnownOfPatch(Known):
     """Facts about a patch's entries that both sides know; large arrays are computed only on request."""
 
     _spec: ModelSpec
-    _where: Where
+    _entries: Where
 
-    def __init__(self, spec: ModelSpec, reference: ReferenceModel | None, where: Where) -> None:
+    def __init__(self, spec: ModelSpec, reference: ReferenceModel | None, entries: Where) -> None:
         rows = tuple(
             tensor.size // tensor.shape[0] if tensor.shape and tensor.size else 1 for tensor in spec.tensors
         )
-        values = None if reference is None else reference.values[where]
-        copied = values is not None and not isinstance(where, slice)
-        self.__dict__.update(reference=values, row_sizes=rows, spare=copied, _spec=spec, _where=where)
+        values = None if reference is None else reference.values[entries]
+        copied = values is not None and not isinstance(entries, slice)
+        self.__dict__.update(reference=values, row_sizes=rows, spare=copied, _spec=spec, _entries=entries)
 
     @cached_property
     def tensors(self) -> NDArray[np.int16]:
@@ -347,15 +342,15 @@ class _KnownOfPatch(Known):
     def places(self) -> NDArray[np.int32] | None:
         if sum(self._sizes) == self._spec.size:
             return None
-        inside = _by_tensor(self._spec, self._where)
+        inside = _by_tensor(self._spec, self._entries)
         return np.concatenate([np.flatnonzero(selected).astype(np.int32) for selected in inside])
 
     @cached_property
     def _sizes(self) -> list[int]:
-        if not isinstance(self._where, slice):
-            return [int(np.count_nonzero(selected)) for selected in _by_tensor(self._spec, self._where)]
+        if not isinstance(self._entries, slice):
+            return [int(np.count_nonzero(selected)) for selected in _by_tensor(self._spec, self._entries)]
         ends = np.cumsum([tensor.size for tensor in self._spec.tensors])
-        reached = np.clip([0, *ends], self._where.start, self._where.stop)
+        reached = np.clip([0, *ends], self._entries.start, self._entries.stop)
         return [int(size) for size in np.diff(reached)]
 
     def beginnings(self, chunk: slice) -> list[int]:
@@ -367,23 +362,15 @@ def _square(numbers: FlatArray) -> float:
     return float(np.square(numbers, dtype=np.float64).sum())
 
 
-def _by_tensor(spec: ModelSpec, where: Where) -> Iterator[MaskArray]:
+def _by_tensor(spec: ModelSpec, entries: Where) -> Iterator[MaskArray]:
     """Yield a mask of the selected entries of each tensor."""
     start = 0
     for tensor in spec.tensors:
         stop = start + tensor.size
-        if isinstance(where, slice):
+        if isinstance(entries, slice):
             selected = np.zeros(tensor.size, np.bool_)
-            selected[max(0, where.start - start) : max(0, where.stop - start)] = True
+            selected[max(0, entries.start - start) : max(0, entries.stop - start)] = True
             yield selected
         else:
-            yield where[start:stop]
+            yield entries[start:stop]
         start = stop
-
-
-def _where(mask: MaskArray) -> Where:
-    """Return the selected entries, as a range if contiguous, because ranges give views instead of copies."""
-    first, count = int(np.argmax(mask)), int(np.count_nonzero(mask))
-    if mask[first : first + count].all():
-        return slice(first, first + count)
-    return mask

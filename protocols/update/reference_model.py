@@ -9,10 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetune.protocols.model.spec import FlatArray, MaskArray, ModelSpec
+from fleetune.protocols.update.arrays import bytes_of
 from fleetune.protocols.update.patch import patches_in
+from fleetune.protocols.update.selection import where
 
 _FEW = 256
-_FEWEST, _ROOM = 4, 2**24  # smallest number of models in a cache, and bytes of all cached models
+_BITS = 2**16  # a multiple of 8
+_FEWEST, _ROOM = 2, 2**24  # smallest number of models in a cache, and bytes of all cached models
 
 
 @dataclass(frozen=True)
@@ -20,7 +23,7 @@ class ReferenceModel:
     """Values that both sides of a transfer hold.
 
     Attributes:
-        values: shape (spec.size,); 0 at entries that the sides do not hold.
+        values: shape (spec.size,), read-only; 0 at entries that the sides do not hold.
         held: True at entries that both sides hold, same shape.
     """
 
@@ -33,33 +36,47 @@ class ReferenceModel:
 
         Later patches overwrite earlier ones.
         """
-        return cls.nothing(spec).after(task, spec)
+        # most tasks have all entries, so zeros would be allocated only to be replaced
+        patches = list(patches_in(task))
+        whole = patches[-1] if patches and patches[-1].has_all(spec) else None
+        return cls.nothing(spec).after(task, spec) if whole is None else cls.whole(whole.values)
 
     @classmethod
     def nothing(cls, spec: ModelSpec) -> Self:
         """Return a reference model without any entry, for sides that have no values in common."""
-        return cls(np.zeros(spec.size, np.float32), np.zeros(spec.size, np.bool_))
+        return cls(_repeated(np.float32(0), spec.size), _repeated(np.False_, spec.size))
 
     @classmethod
     def whole(cls, values: FlatArray) -> Self:
         """Return a reference model with all entries: `values`, shape (spec.size,)."""
-        return cls(values, np.ones(values.size, np.bool_))
+        return cls(values, _repeated(np.True_, values.size))
 
     def after(self, task: Any, spec: ModelSpec) -> Self:
         """Return the reference model after a task has arrived; later patches overwrite earlier ones."""
-        values, held = self.values.copy(), self.held.copy()
-        for patch in patches_in(task):
-            mask = patch.selection.mask(spec)
-            values[mask] = patch.values
-            held |= mask
+        patches = list(patches_in(task))
+        if patches and patches[-1].has_all(spec):
+            return self.whole(patches[-1].values)
+        values, held = self.values.copy(), self.held
+        for patch in patches:
+            entries = where(patch.selection, spec)
+            values[entries] = patch.values
+            if not held[entries].all():
+                held = held.copy()
+                held[entries] = True
         return type(self)(values, held)
 
     @cached_property
     def digest(self) -> str:
         """Digest of 32 hex digits, with which the sides check that they hold the same values."""
-        found = hashlib.blake2b(self.values.astype("<f4").tobytes(), digest_size=16)
-        found.update(np.packbits(self.held).tobytes())
+        found = hashlib.blake2b(bytes_of(self.values.astype("<f4", copy=False)), digest_size=16)
+        for start in range(0, self.held.size, _BITS):  # in blocks, because numpy copies what it packs
+            found.update(np.packbits(self.held[start : start + _BITS]).data)
         return found.hexdigest()
+
+
+def _repeated(value: np.generic, size: int) -> NDArray[Any]:
+    """Return a read-only array with `size` times the same value, in the memory of one."""
+    return np.broadcast_to(value, (size,))
 
 
 def num_remembered(spec: ModelSpec) -> int:

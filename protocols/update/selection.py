@@ -138,6 +138,26 @@ class DrawnEntries(_Masked, frozen=True, tag=True):
 
 
 Selection = Everything | Layers | Neurons | ChosenNeurons | Entries | DrawnEntries
+Where = slice | MaskArray
+"""Entries of the flat vector, as a range or a mask."""
+
+
+def where(selection: Selection, spec: ModelSpec) -> Where:
+    """Return the selected entries, as a range if they are contiguous: a range gives views instead of copies.
+
+    Raises:
+        PacketCorrupt: the selection does not fit the model.
+    """
+    if isinstance(selection, Everything):  # found without a mask, which takes a byte for each entry
+        return slice(0, spec.num_parameters)
+    mask = selection.mask(spec)
+    first, count = int(np.argmax(mask)), int(np.count_nonzero(mask))
+    return slice(first, first + count) if mask[first : first + count].all() else mask
+
+
+def num_selected(entries: Where) -> int:
+    """Return the number of entries that a range or a mask contains."""
+    return entries.stop - entries.start if isinstance(entries, slice) else int(np.count_nonzero(entries))
 
 
 def _arc(share: float) -> int:

@@ -3,6 +3,7 @@
 from collections import deque
 from dataclasses import dataclass
 
+from fleetune.protocols.pages_on_disk import release
 from fleetune.protocols.wire.messages import Ack, Offer, Refuse, Resume, TransferKey
 from fleetune.protocols.wire.pacing import Window
 from fleetune.protocols.wire.transfer import Chunk, Outgoing, Payload, Receipt, digest_of, transfer_id
@@ -11,6 +12,7 @@ FIRST_WAIT_S = 2.0
 LONGEST_WAIT_S = 30.0
 # limit on requests for bytes that the receiver had requested before, other than answers to an offer
 MOST_REWINDS = 5
+RELEASED_EVERY_BYTES = 2**23  # after so many acknowledged bytes, pages of a payload on disk are dropped
 # kinds of payload that are rarely refused, so that chunks sent with the offer are rarely wasted
 WITH_OFFER = {"task", "update"}
 
@@ -147,6 +149,8 @@ class Sender:
         view = memoryview(payload).cast("B")
         digest = digest_of(view)
         self.offer = Offer(transfer_id(key, device, digest), digest, len(view), key, ratio)
+        release(payload)  # the digest has read all of it
+        self._payload: Payload = payload
         self._window = window or Window()
         self._timer, self._flight = _OfferTimer(), _Flight(view, self._window)
         self.done = False
@@ -284,6 +288,8 @@ class Sender:
             if offset >= self._flight.mark:
                 self._window.adjust(rtt)
         self._goodput.add(offset - self.acked_bytes, now)
+        if offset // RELEASED_EVERY_BYTES > self.acked_bytes // RELEASED_EVERY_BYTES:
+            release(self._payload)
         self.acked_bytes = offset
 
     def _fill(self, now: float) -> list[Outgoing]:
@@ -295,4 +301,6 @@ class Sender:
 
     def _end(self) -> None:
         self._timer.wake_at = None
+        release(self._payload)
+        self._payload = b""
         self._flight.end()

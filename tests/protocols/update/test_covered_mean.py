@@ -52,8 +52,9 @@ def check_sums(whole_weights, weights_in_turn, kind):
     mixed = [(one, weight) for weight in weights_in_turn for one in selections(draw)]
     assert deepcopy(mean).over(previous).tobytes() == previous.tobytes()
     for selection, weight in whole + mixed:
-        patch = Patch.of(draw.standard_normal(SPEC.size).astype(np.float32), selection, SPEC)
-        patch.values[:1] = -0.0
+        drawn = draw.standard_normal(SPEC.size).astype(np.float32)
+        drawn[:1] = -0.0
+        patch = Patch.of(drawn, selection, SPEC)
         patch.values.setflags(write=False)  # as what came over the wire may be
         mean.add(patch, weight)
         mask = selection.mask(SPEC)
