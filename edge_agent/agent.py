@@ -18,12 +18,12 @@ from fleetune.edge_agent.run.connection import Connection
 from fleetune.edge_agent.run.coordinator_timeout import CoordinatorTimeout
 from fleetune.edge_agent.run.device import Device
 from fleetune.edge_agent.run.enrolling import Enrolling
-from fleetune.edge_agent.run.freed_memory import give_back
 from fleetune.edge_agent.run.intake import Intake
 from fleetune.edge_agent.run.jobs import Jobs, Joined, Progress, Worked
 from fleetune.edge_agent.run.participation import Participation
 from fleetune.edge_agent.service.notify import service_manager
 from fleetune.protocols.errors import PacketError, PacketForeign, StoreError
+from fleetune.protocols.freed_memory import give_back
 from fleetune.protocols.one_line import unexpected
 from fleetune.protocols.wire import topics
 from fleetune.protocols.wire.inbox import Arrived

@@ -18,12 +18,12 @@ from fleetune.edge_agent.probes.link_speed import measure_link
 from fleetune.edge_agent.probes.memory import attainable_bytes
 from fleetune.edge_agent.run.activity import Activity
 from fleetune.edge_agent.run.device import Device, DeviceSettings
-from fleetune.edge_agent.run.freed_memory import give_back
 from fleetune.edge_agent.run.stream_maker import stream_maker
 from fleetune.edge_agent.run_options import RunOptions
 from fleetune.edge_agent.state.state_folder import device_folder
 from fleetune.edge_agent.training.device_data import check_source
 from fleetune.protocols.errors import SettingError
+from fleetune.protocols.freed_memory import give_back, return_large_blocks
 from fleetune.protocols.input_files import input_limits
 from fleetune.protocols.wire import topics
 from fleetune.protocols.wire.transport import EventSink, Will
@@ -43,6 +43,7 @@ def ready_agent(
     Raises:
         FleetuneError: as `Agent`, or an option is wrong.
     """
+    return_large_blocks()
     where = parse_broker(options.broker, options.ca, options.cert, options.key)
     settings = _settings(options)
     fleet, device = settings.fleet, settings.device

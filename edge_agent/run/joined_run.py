@@ -10,7 +10,6 @@ from msgspec import UNSET, structs
 
 from fleetune.edge_agent.budget.board_meter import BoardMeter
 from fleetune.edge_agent.budget.ratio_controller import RatioController
-from fleetune.edge_agent.run.freed_memory import give_back
 from fleetune.edge_agent.run.round_planner import RoundPlanner, RoundWork
 from fleetune.edge_agent.run.round_sessions import SessionOfRound
 from fleetune.edge_agent.run.samples import Samples
@@ -18,7 +17,9 @@ from fleetune.edge_agent.run.session import Session, WorkDone
 from fleetune.edge_agent.run.task_reader import TaskPreview, preview_task
 from fleetune.edge_agent.state.agent_store import Memory
 from fleetune.protocols.errors import StoreError
+from fleetune.protocols.freed_memory import give_back
 from fleetune.protocols.method.choice import DeviceReport
+from fleetune.protocols.pages_on_disk import release
 from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.wire.messages import Measured, Ready, TransferKey
 from fleetune.protocols.wire.payloads import Enrolment
@@ -130,10 +131,14 @@ class JoinedRun:
         if self.planner.ratio_controller is not before:
             self._note_choice(before)
 
-    def work(self, payload: bytes) -> bytes:
+    def work(self, read: Callable[[], bytes | None]) -> bytes:
         """Do the planned task and return the encoded reply; its cost is in `taken`.
 
-        Raises as `Session.reply` does.
+        Args:
+            read: reads the task's payload, which is not held while the task is done; None if a newer task has
+                replaced it.
+
+        Raises as `Session.reply` does, and StoreError if the payload cannot be read.
         """
         assert self._work is not None, "a task is planned before it is worked on"
         self._meter.start()
@@ -145,12 +150,13 @@ class JoinedRun:
             return until_s is not None and self._clock() - began >= until_s
 
         try:
-            reply, done = self._reply(payload, work, enough)
+            reply, done = self._reply(read, work, enough)
         except BaseException:
             self._meter.stop()
             self.planner.interrupt()
             raise
         finally:
+            release(self.enrolment.weights)
             give_back()
         self._publish()
         train_s, peak_bytes = self._clock() - began, self._meter.peak_bytes
@@ -166,7 +172,9 @@ class JoinedRun:
         self._work = self.planner.going_on(made)
         return reply
 
-    def _reply(self, payload: bytes, work: RoundWork, enough: Callable[[], bool]) -> tuple[bytes, WorkDone]:
+    def _reply(
+        self, read: Callable[[], bytes | None], work: RoundWork, enough: Callable[[], bool]
+    ) -> tuple[bytes, WorkDone]:
         """Return the reply and its cost. If samples grow, the session and its samples are then released."""
         session = self.session
         if session is None:
@@ -174,7 +182,7 @@ class JoinedRun:
             session = self._session_of_round(work.key)
         mask_time = self.enrolment.mask_time(self.planner.report, "up")
         try:
-            reply = session.reply(payload, work.budget, enough, mask_time)
+            reply = session.reply(_there(read()), work.budget, enough, mask_time)
         finally:
             # also if the task could not be read, because `ready` then asks for the whole task
             self.base = session.base
@@ -262,6 +270,12 @@ _DIGITS = 4
 _OF_COST = ("download_s", "train_s", "upload_s", "joules", "compression_error")
 _OF_REPORT = ("samples_per_s", "uplink_bps", "downlink_bps", "round_s")
 _OF_CONDITIONS = ("watts", "celsius")
+
+
+def _there(payload: bytes | None) -> bytes:
+    if payload is None:
+        raise StoreError("the task is no longer stored: a newer one has replaced it")
+    return payload
 
 
 def short_cost(cost: RoundCost) -> RoundCost:

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from fleetune.edge_agent.personal.publishing import publisher_of
@@ -26,6 +27,7 @@ from fleetune.protocols.conditions import Conditions
 from fleetune.protocols.errors import PacketForeign
 from fleetune.protocols.input_files import input_limits
 from fleetune.protocols.methods import from_section
+from fleetune.protocols.pages_on_disk import array_on_disk, release
 from fleetune.protocols.wire.payloads import Enrolment, read_enrolment
 
 log = logging.getLogger(__name__)
@@ -61,7 +63,9 @@ def join(
     """
     settings, conditions = device.settings, device.meter.conditions()
     enrolment = _enrolment(data, run, conditions)
+    del data  # up to a whole model
     check_trust(enrolment, settings.trusted, builds_model=not needs_bundle(kind))
+    enrolment = replace(enrolment, weights=array_on_disk(enrolment.weights, device.store.folder))
     samples = _samples(device, enrolment)
     with input_limits(memory_bytes=conditions.memory_bytes, is_stopped=lambda: stop() is not None):
         own = samples.newest()
@@ -92,6 +96,7 @@ def join(
         publish=publisher.refresh,
     )
     joined.keep()
+    release(enrolment.weights)
     return joined
 
 

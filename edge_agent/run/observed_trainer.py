@@ -17,7 +17,7 @@ class ObservedTrainer:
 
     Args:
         trainer: the trainer that does the work.
-        keep_start: True to keep a copy of the weights that the first `fit` starts from.
+        keep_start: True to keep the weights that the first `fit` starts from.
 
     Attributes:
         start: the weights from which the first `fit` started, shape (spec.size,); None if nothing was trained
@@ -49,7 +49,8 @@ class ObservedTrainer:
     def fit(self, weights: FlatArray, plan: FitPlan, key: Key) -> Fit:
         if self.train_loss is None:
             self.before = self._trainer.score(weights)
-            self.start = weights.copy() if self._keep_start else None
+            if self._keep_start:
+                self.start = weights.copy() if weights.flags.writeable else weights
         fit = self._trainer.fit(weights, plan, key)
         self.train_loss = fit.loss
         if fit.local_work is not None:

@@ -118,8 +118,9 @@ class Participation:
         if self._working is not None:
             self._next = (key, transfer) if key.round_attempt > self._working.round_attempt else self._next
             return
+        stored = self._device.store.task(key.run, transfer)
         try:
-            payload = self._device.store.task(key.run, transfer).read()
+            payload = stored.read()
         except StoreError as problem:
             self._decline(key, problem)
             return
@@ -129,7 +130,7 @@ class Participation:
         self._working = key
         self._notifier.note(round=key.round, training=True, resting=None)
         joined.begin(key, payload, self._download_s(transfer))
-        self._jobs.work(key, lambda: joined.work(payload))
+        self._jobs.work(key, lambda: joined.work(stored.read))
 
     def after_work(self, event: Worked, now: float) -> None:
         """Send the reply to a task, or report why there is none. Then start the newest task."""

@@ -5,7 +5,8 @@ reply, and no training is repeated.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from msgspec import UNSET
@@ -26,6 +27,7 @@ from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.update import codec
 from fleetune.protocols.update.encodings import RAW
 from fleetune.protocols.update.masks.coding_time import CodingTime
+from fleetune.protocols.update.reference_model import ReferenceModel
 from fleetune.protocols.update.shared_payload_cache import PayloadContent
 from fleetune.protocols.wire.payloads import Assignment, Enrolment, proposed_budget
 
@@ -84,7 +86,8 @@ class Session:
         self._tasks = TaskReader(enrolment, device, method, shared)
         self._local = LocalRound(enrolment, device, method, trainer, extensions)
         self._updates = UpdateWriter(enrolment, device, method, tells=shared is not None)
-        self._state = recall(enrolment, method, memory, extensions, own)
+        self._recall = partial(recall, enrolment, method, memory, extensions, own)
+        self._take_over(self._recall())
         self._evaluated: tuple[int, int, bytes] | None = None
         self._asks_whole = False
         self.done = WorkDone()
@@ -117,7 +120,7 @@ class Session:
         """
         if self._enrolment.downlink.name == RAW:
             return None
-        return self._tasks.digest(self._enrolment.weights if self._asks_whole else self._held)
+        return (self._tasks.whole(self._enrolment.weights) if self._asks_whole else self._held).digest
 
     def reply(
         self,
@@ -150,11 +153,12 @@ class Session:
         except ReferenceModelUnknown:
             header = self._tasks.header(data)
             if header.device == self._device and self._has_replied(header.round, header.attempt):
-                return self._state.reply
+                return self._last_reply()
             self._asks_whole = True
             raise
+        del data  # up to a whole model, which is not needed while the task is done
         if self._has_replied(assignment.round, assignment.attempt):
-            return self._state.reply
+            return self._last_reply()
         if self._evaluated and (assignment.round, assignment.attempt) == self._evaluated[:2]:
             return self._evaluated[2]
         budget = _within(budget, assignment)
@@ -162,14 +166,22 @@ class Session:
             return self._evaluate(assignment, budget)
         return self._work(assignment, budget, enough, mask_time)
 
-    @property
-    def _held(self) -> FlatArray:
-        """Return the weights to which tasks may be differences, shape (spec.size,)."""
-        held: FlatArray = self._state.slots.get(HELD_MODEL, self._enrolment.weights)
-        return held
+    def _take_over(self, state: State, held: ReferenceModel | None = None) -> None:
+        """Continue from a stored state. Its reply stays in the memory only.
+
+        Args:
+            state: the state.
+            held: the model in its slot `HELD_MODEL`, if it is at hand as a reference.
+        """
+        self._state, self._keeps_reply = replace(state, reply=b""), bool(state.reply)
+        held = held or self._tasks.whole(state.slots.get(HELD_MODEL, self._enrolment.weights))
+        self._held = held  # the model to which tasks may be differences
 
     def _has_replied(self, round_: int, attempt: int) -> bool:
-        return bool(self._state.reply) and (round_, attempt) == (self._state.round, self._state.attempt)
+        return self._keeps_reply and (round_, attempt) == (self._state.round, self._state.attempt)
+
+    def _last_reply(self) -> bytes:
+        return self._recall().reply
 
     def _work(
         self,
@@ -178,18 +190,39 @@ class Session:
         enough: Callable[[], bool],
         mask_time: CodingTime | None,
     ) -> bytes:
-        before = self._state
-        result = self._local.work(assignment, budget, before, enough)
         base = self._tasks.reference_after(assignment, self._held)
-        residual = before.slots.get(RESIDUAL)
+        if assignment.base is not UNSET:  # the old model goes now, as training needs the memory
+            slots = {name: one for name, one in self._state.slots.items() if name != HELD_MODEL}
+            self._state, self._held = replace(self._state, slots=slots), base
+        try:
+            return self._work_from(base, assignment, budget, enough, mask_time)
+        except BaseException:
+            self._take_over(self._recall())
+            raise
+
+    def _work_from(
+        self,
+        base: ReferenceModel,
+        assignment: Assignment[Any],
+        budget: Budget,
+        enough: Callable[[], bool],
+        mask_time: CodingTime | None,
+    ) -> bytes:
+        """Do a task when the device holds the model `base`; return the reply."""
+        result = self._local.work(assignment, budget, self._state, enough)
+        residual = self._state.slots.get(RESIDUAL)
         written = self._updates.write(assignment, result, base, budget.uplink, residual, mask_time)
         slots = {name: one for name, one in result.slots.items() if name != RESIDUAL}
         if written.residual is not None:
             slots[RESIDUAL] = written.residual
         if assignment.base is not UNSET:
             slots[HELD_MODEL] = base.values
-        reply = written.data if self._keep_replies else b""
-        self._keep(SessionState(before.run, result.state, assignment.round, assignment.attempt, reply, slots))
+        reply, run = written.data if self._keep_replies else b"", self._state.run
+        state: State = SessionState(run, result.state, assignment.round, assignment.attempt, reply, slots)
+        stored: Any = replace(state, reply=codec.Blob(reply))  # type: ignore[arg-type]
+        self._memory.write(codec.encode_own(stored, self.spec, plain=self._memory.plain))
+        self._asks_whole = False
+        self._take_over(state, base if assignment.base is not UNSET else self._held)
         self.done = WorkDone(result.local_work, written.compression_error, written.sent)
         return written.data
 
@@ -199,10 +232,6 @@ class Session:
         data = self._updates.write_measures(assignment, result.measures)
         self._evaluated = assignment.round, assignment.attempt, data
         return data
-
-    def _keep(self, state: State) -> None:
-        self._memory.write(codec.encode(state, self.spec, own=True, plain=self._memory.plain))
-        self._state, self._asks_whole = state, False
 
 
 def _within(budget: Budget, assignment: Assignment[Any]) -> Budget:

@@ -71,12 +71,12 @@ class TaskReader:
     method: Method[Any, Any, Any, Any]
     shared: SharedSessionCache | None
 
-    def read(self, data: bytes, held: FlatArray) -> Assignment[Any]:
+    def read(self, data: bytes, held: ReferenceModel) -> Assignment[Any]:
         """Decode a task for this device.
 
         Args:
             data: the encoded `Assignment`.
-            held: the weights that the device holds from earlier tasks, shape (spec.size,).
+            held: the model that the device holds from earlier tasks.
 
         Raises:
             PacketError: the task is damaged, or not for this device.
@@ -102,27 +102,29 @@ class TaskReader:
         """Decode the fields of a task without its values. Raises PacketError."""
         return read_task_header(data, self.method.spec)
 
-    def reference_after(self, assignment: Assignment[Any], held: FlatArray) -> ReferenceModel:
+    def reference_after(self, assignment: Assignment[Any], held: ReferenceModel) -> ReferenceModel:
         """Return the model that both sides hold once this task has arrived."""
-        if assignment.base is UNSET:
-            return self.known(ReferenceModel.of_task(assignment.task, self.method.spec))
-        return self.known(self._base(assignment, held).after(assignment.task, self.method.spec))
+        reference = ReferenceModel.of_task(assignment.task, self.method.spec)
+        if assignment.base is not UNSET and not reference.held.all():
+            reference = self._base(assignment, held).after(assignment.task, self.method.spec)
+        return self.known(reference)
 
-    def digest(self, weights: FlatArray) -> str:
-        """Return the digest of a model to which a task may be a difference."""
-        return self.known(ReferenceModel.whole(weights)).digest
+    def whole(self, weights: FlatArray) -> ReferenceModel:
+        """Return the reference model with these weights, to which a task may be a difference."""
+        return self.known(ReferenceModel.whole(weights))
 
     def known(self, reference: ReferenceModel) -> ReferenceModel:
         """Return `reference`, or the equal one that another session of this process has cached."""
         return reference if self.shared is None else self.shared.bases.known(reference)
 
-    def _base(self, assignment: Assignment[Any], held: FlatArray) -> ReferenceModel:
+    def _base(self, assignment: Assignment[Any], held: ReferenceModel) -> ReferenceModel:
         if assignment.base is UNSET:
             return ReferenceModel.nothing(self.method.spec)
-        for weights in (held, self.enrolment.weights):
-            reference = self.known(ReferenceModel.whole(weights))
-            if reference.digest == assignment.base:
-                return reference
+        if held.digest == assignment.base:
+            return held
+        first = self.whole(self.enrolment.weights)
+        if first.digest == assignment.base:
+            return first
         raise ReferenceModelUnknown(
             f"the task of round {assignment.round} is a difference to a model that this device does not have"
         )

@@ -25,7 +25,7 @@ Each file begins with its format version (edge_agent/state/state_versions.py). A
 """
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Protocol, Self
@@ -55,7 +55,7 @@ class Memory(Protocol):
 
     def read(self) -> bytes | None: ...
 
-    def write(self, data: bytes) -> None: ...
+    def write(self, data: bytes | Iterable[bytes]) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -97,8 +97,8 @@ class FileMemory:
         except OSError as problem:
             raise StoreError(f"cannot read {self.path}: {problem.strerror}") from None
 
-    def write(self, data: bytes) -> None:
-        """Replace the value.
+    def write(self, data: bytes | Iterable[bytes]) -> None:
+        """Replace the value by these bytes, or by these pieces of it.
 
         Raises:
             StoreError: the file cannot be written.

@@ -65,8 +65,8 @@ class SmallerNetwork:
 class Backend(Protocol):
     """Computes the forward and backward pass of one model, on one flat vector.
 
-    `weights` and `gradient` are always the same two arrays. The backend and its caller change them in place,
-    so copy an array to keep its values.
+    From one `load` to the next, `weights` and `gradient` are the same two arrays. The backend and its caller
+    change them in place, so copy an array to keep its values, or `take` it.
     """
 
     @property
@@ -131,6 +131,24 @@ class Backend(Protocol):
 
         Raises:
             ModelError: `weights` has another length.
+        """
+        ...
+
+    def look_at(self, weights: FlatArray) -> None:
+        """Load `weights` only to compute with them, not to change them; a backend may use the array itself.
+
+        Until the next `load` or `look_at`, the caller does not change `weights`, and nobody writes to
+        `self.weights`.
+
+        Raises:
+            ModelError: `weights` has another length.
+        """
+        ...
+
+    def take(self) -> FlatArray:
+        """Return the weights in an array that the backend no longer changes; it may be a copy.
+
+        `gradient` is no longer valid.
         """
         ...
 

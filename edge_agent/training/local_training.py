@@ -16,6 +16,7 @@ from fleetune.edge_agent.training.device_data import DeviceData
 from fleetune.edge_agent.training.optimisers.optimiser_states import RoundOptimiserStates
 from fleetune.edge_agent.training.smaller_network import sub_model_of
 from fleetune.protocols.errors import TrainingDiverged, TrainingStopped
+from fleetune.protocols.finite import all_finite
 from fleetune.protocols.method.trainer import Fit, FitPlan, Part, Rows, num_local_steps
 from fleetune.protocols.model.compute_cost import trained_tensors
 from fleetune.protocols.model.loss_terms import LossTerm
@@ -170,7 +171,7 @@ class LocalTrainer:
         if loss_term is None or not self.num_samples:
             return answers
         for weights in loss_term.models:
-            self.backend.load(weights)
+            self.backend.look_at(weights)
             parts = [self.backend.answer(x, loss_term.answer) for x, _ in self._parts("train")]
             answers.append(np.concatenate(parts))
         return answers
@@ -224,16 +225,15 @@ class LocalTrainer:
                     num_steps = step
                     break
             loss = total / seen if seen else loss
-        weights = self.backend.weights
-        finite = bool(np.isfinite(weights).all())
+        finite = all_finite(self.backend.weights)
         self._check_finite(finite, f"weights are not finite after {num_steps} steps")
         if states is not None:
             state = descent.state()
-            finite = all(bool(np.isfinite(vector).all()) for vector in state.vectors)
+            finite = all(map(all_finite, state.vectors))
             self._check_finite(finite, f"the optimiser's state is not finite after {num_steps} steps")
             states.put(state)
         done = num_steps / all_steps if all_steps and plan.epochs is None else None
-        return Fit(weights.copy(), loss, num_steps, last_gradient, done)
+        return Fit(self.backend.take(), loss, num_steps, last_gradient, done)
 
     def _trained(self, plan: FitPlan) -> tuple[frozenset[str] | None, frozenset[str] | None]:
         """Return the names of all trained tensors (None for all), and of those without entries in lower
@@ -258,7 +258,7 @@ class LocalTrainer:
 
         Validation samples that are never trained on do not count.
         """
-        self.backend.load(weights)
+        self.backend.look_at(weights)
         chosen = self._with_loss(part) if rows is None else rows
         total = sum(self.backend.evaluate(x, y)[0] for x, y in self._parts(part, chosen))
         return total / max(1, chosen.size)
@@ -268,7 +268,7 @@ class LocalTrainer:
 
         Validation samples that are never trained on are left out.
         """
-        self.backend.load(weights)
+        self.backend.look_at(weights)
         found = [self.backend.losses(x, y) for x, y in self._parts(part, self._with_loss(part))]
         return np.concatenate([np.zeros(0), *found])
 
@@ -345,7 +345,7 @@ class LocalTrainer:
 
         The part must not be empty.
         """
-        self.backend.load(weights)
+        self.backend.look_at(weights)
         return np.concatenate(
             [self.task.judged(self.backend.evaluate(x, y)[1], y) for x, y in self._parts(part)]
         )
@@ -365,7 +365,7 @@ class LocalTrainer:
         Returns:
             float32, shape (spec.size,), 0 at statistics.
         """
-        self.backend.load(weights)
+        self.backend.look_at(weights)
         mean = np.zeros(self.spec.size, np.float32)
         chosen = np.arange(self.num_samples) if rows is None else rows
         for x, y in self._parts("train", chosen):

@@ -39,6 +39,7 @@ from fleetune.protocols.tasks.task import Task
 
 _INPUT_TYPES = {"f4": np.float32, "i8": np.int64}
 
+LARGE_BYTES = 2**20  # below this size, a copy of all weights takes less time than binding other arrays
 LOWER = "lower"  # graph of a divided bundle that computes features from samples
 
 Array = NDArray[Any]
@@ -46,6 +47,8 @@ Array = NDArray[Any]
 
 class OnnxBackend:
     """A `Backend` on ONNX Runtime. The tensors that the runtime reads are views of the flat vector.
+
+    Large models are not copied to be evaluated or handed over, and have a gradient only while they train.
 
     Args:
         bundle: the model's bundle.
@@ -85,18 +88,15 @@ class OnnxBackend:
         )
         self._smaller = SmallerNetworks(self, self._make_smaller)
         self._cut: Cut | None = None
-        self._weights = np.zeros(self._spec.size, np.float32)
-        self._gradient = np.zeros(self._spec.size, np.float32)
         self._loss = np.zeros((), np.float32)
-        self._tensors: dict[str, Array] = {
-            tensor.name: view for tensor, view in self._spec.views(self._weights)
-        }
+        self._tensors: dict[str, Array] = {}
+        self._bind(np.zeros(self._spec.size, np.float32))
+        self._is_others = False  # True if the weights are an array of the caller's, which must not change
+        self._gradient: FlatArray | None = None
+        self._gradient_views: dict[str, Array] = {}
         self._tensors |= {name: frozen[name] for name in frozen.keys() - int8.keys()}
         for name, weight in int8.items():
             self._tensors |= {f"{name}{INT8}": weight.numbers, f"{name}{SCALE}": weight.scale}
-        self._gradients = {
-            tensor.name: view for tensor, view in self._spec.views(self._gradient) if tensor.kind != "stat"
-        }
         self._batches = 0
         self._statistics = [tensor.name for tensor in self._spec.tensors if tensor.kind == "stat"]
 
@@ -119,7 +119,17 @@ class OnnxBackend:
 
     @property
     def gradient(self) -> FlatArray:
+        if self._gradient is None:
+            self._gradient = np.zeros(self._spec.size, np.float32)
+            views = self._spec.views(self._gradient)
+            self._gradient_views = {tensor.name: view for tensor, view in views if tensor.kind != "stat"}
         return self._gradient
+
+    @property
+    def _gradients(self) -> dict[str, Array]:
+        """The gradient of each parameter, by its name: views of `gradient`."""
+        _ = self.gradient
+        return self._gradient_views
 
     def gpu_descent(
         self,
@@ -131,13 +141,44 @@ class OnnxBackend:
 
     def load(self, weights: FlatArray) -> None:
         """Copy `weights`, shape (spec.size,), into `self.weights`."""
+        self._check_size(weights)
+        if self._is_others:
+            self._bind(np.empty(self._spec.size, np.float32))
+            self._is_others = False
+        self._weights[:] = weights
+        self._batches = 0
+
+    def look_at(self, weights: FlatArray) -> None:
+        """Compute with `weights` themselves if they are large, see `Backend.look_at`."""
+        if weights.nbytes < LARGE_BYTES or weights.dtype != np.float32 or not weights.flags.c_contiguous:
+            self.load(weights)
+            return
+        self._check_size(weights)
+        self._bind(weights)
+        self._is_others, self._batches = True, 0
+
+    def take(self) -> FlatArray:
+        """Return the weights, or a copy if they are small, see `Backend.take`."""
+        if self._weights.nbytes < LARGE_BYTES:
+            return self._weights.copy()
+        self._is_others, self._gradient, self._gradient_views = True, None, {}
+        self._sessions.forget_arrays()
+        return self._weights
+
+    def _bind(self, weights: FlatArray) -> None:
+        """Let the runtime read its tensors from this vector."""
+        self._sessions.forget_arrays()
+        self._weights = weights
+        views = self._spec.views(weights)
+        # a new dict, because the upper layers of a divided model share the old one
+        self._tensors = self._tensors | {tensor.name: view for tensor, view in views}
+
+    def _check_size(self, weights: FlatArray) -> None:
         if weights.shape != (self._spec.size,):
             raise ModelError(
                 f"model {self._spec.name} has {self._spec.size} weights, but got an array of shape"
                 f" {weights.shape}"
             )
-        self._weights[:] = weights
-        self._batches = 0
 
     def step(
         self,

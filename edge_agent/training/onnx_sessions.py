@@ -93,6 +93,11 @@ class Sessions:
                 raise run.problem or ModelError(reason) from problem
         return found
 
+    def forget_arrays(self) -> None:
+        """Release all arrays that earlier runs were given; the next run of a session binds its own."""
+        for session in self._open.values():
+            session.forget_arrays()
+
     def price(self, graph: str, outputs: frozenset[str], num_samples: int) -> frozenset[str]:
         """Check the predicted cost of a run with this many samples, before memory is allocated for it.
 
@@ -184,6 +189,12 @@ class _Session:
             return {}
         found = zip(self._outputs, self._binding.get_outputs(), strict=True)
         return {name: value.numpy() for name, value in found if name not in into}
+
+    def forget_arrays(self) -> None:
+        """Release all bound arrays."""
+        self._bound.clear()
+        self._binding.clear_binding_inputs()
+        self._binding.clear_binding_outputs()
 
     def _is_new(self, name: str, array: Array) -> bool:
         """True if this array was not bound yet; it is then bound, and a reference is kept."""

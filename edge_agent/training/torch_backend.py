@@ -118,6 +118,14 @@ class TorchBackend:
         """Copy `weights`, shape (spec.size,), into `self.weights`."""
         self._model.load(weights)
 
+    def look_at(self, weights: FlatArray) -> None:
+        """Load `weights`, which copies them, see `Backend.look_at`."""
+        self.load(weights)
+
+    def take(self) -> FlatArray:
+        """Return a copy of the weights."""
+        return self.weights.copy()
+
     def step(
         self,
         x: InputArray,

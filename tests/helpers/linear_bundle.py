@@ -1,4 +1,4 @@
-"""A bundle built by hand: softmax regression with two features and three classes."""
+"""A bundle built by hand: softmax regression with three classes, and two features by default."""
 
 from dataclasses import replace
 from typing import Any
@@ -9,21 +9,23 @@ from fleetune.protocols.bundle.bundle import ANSWER, EVALUATE_GRADIENT, TRAIN, B
 from fleetune.protocols.bundle.graph import Constant, Graph, Node, Port
 from fleetune.protocols.model.spec import ModelSpec, TensorSpec
 
-SPEC = ModelSpec(
-    "hand:made",
-    (
-        TensorSpec("out.weight", (3, 2), "weight", "out", ((), ())),
-        TensorSpec("out.bias", (3,), "bias", "out", ((),)),
-    ),
-    (),
-    (2,),
-    3,
-)
-_TENSORS = (Port("out.weight", "f4", (3, 2)), Port("out.bias", "f4", (3,)))
+
+def spec_of(features: int) -> ModelSpec:
+    """The model."""
+    weight = TensorSpec("out.weight", (3, features), "weight", "out", ((), ()))
+    bias = TensorSpec("out.bias", (3,), "bias", "out", ((),))
+    return ModelSpec("hand:made", (weight, bias), (), (features,), 3)
+
+
+SPEC = spec_of(2)
 _LOGITS = Node("Gemm", ("x", "out.weight", "out.bias"), ("logits",), {"transB": 1})
 
 
-def training_graph() -> Graph:
+def _tensors(features: int) -> tuple[Port, ...]:
+    return Port("out.weight", "f4", (3, features)), Port("out.bias", "f4", (3,))
+
+
+def training_graph(features: int = 2) -> Graph:
     """The graph of the mean cross entropy and its gradients."""
     nodes = (
         _LOGITS,
@@ -47,24 +49,24 @@ def training_graph() -> Graph:
         Constant("axis1", np.array([1])),
         Constant("axis0", np.array([0])),
     )
-    inputs = (Port("x", "f4", ("n", 2)), Port("y", "i8", ("n",)), *_TENSORS)
+    inputs = (Port("x", "f4", ("n", features)), Port("y", "i8", ("n",)), *_tensors(features))
     outputs = (
         Port("loss", "f4", ()),
-        Port("gradient:out.weight", "f4", (3, 2)),
+        Port("gradient:out.weight", "f4", (3, features)),
         Port("gradient:out.bias", "f4", (3,)),
     )
     return Graph(inputs, outputs, nodes, constants)
 
 
-def answer_graph() -> Graph:
+def answer_graph(features: int = 2) -> Graph:
     """The graph of the logits, with x as features."""
     nodes = (_LOGITS, Node("Identity", ("x",), ("features",), {}))
-    outputs = (Port("logits", "f4", ("n", 3)), Port("features", "f4", ("n", 2)))
-    return Graph((Port("x", "f4", ("n", 2)), *_TENSORS), outputs, nodes, ())
+    outputs = (Port("logits", "f4", ("n", 3)), Port("features", "f4", ("n", features)))
+    return Graph((Port("x", "f4", ("n", features)), *_tensors(features)), outputs, nodes, ())
 
 
-def bundle(**changes: Any) -> Bundle:
+def bundle(features: int = 2, **changes: Any) -> Bundle:
     """The complete bundle."""
-    train = training_graph()
-    graphs = {TRAIN: train, EVALUATE_GRADIENT: train, ANSWER: answer_graph()}
-    return replace(Bundle(SPEC, graphs, weights=np.zeros(SPEC.size, np.float32)), **changes)
+    train, spec = training_graph(features), spec_of(features)
+    graphs = {TRAIN: train, EVALUATE_GRADIENT: train, ANSWER: answer_graph(features)}
+    return replace(Bundle(spec, graphs, weights=np.zeros(spec.size, np.float32)), **changes)

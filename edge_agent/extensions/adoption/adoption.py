@@ -165,10 +165,9 @@ class Adoption(Extension[ModelRecord]):
         if self._in_session and not record.final_evaluation:
             return record
         written = DeployedModel(record, deployed.weights)
-        data = codec.encode(written, spec, own=True, plain=files.deployed.plain)
         if record.version:
-            files.version(record.version).write(data)
-        files.deployed.write(data)
+            files.version(record.version).write(codec.encode_own(written, spec, plain=files.deployed.plain))
+        files.deployed.write(codec.encode_own(written, spec, plain=files.deployed.plain))
         if record.version:
             files.forget_old(record.version)
         self._in_session = False

@@ -198,7 +198,7 @@ def take_part(session=None, ratio_controller=None, **asked):
 
 def play(joined, transfer_key=FIRST, download_s=0.5, upload_s=2.0):
     joined.begin(transfer_key, bytes(100), download_s)
-    joined.work(b"task")
+    joined.work(lambda: b"task")
     joined.delivered(upload_s)
 
 
@@ -256,7 +256,7 @@ def test_who_is_told_how_long_its_round_is_given_keeps_to_that():
     joined = take_part(ratio_controller=late_controller())
     joined.begin(FIRST, bytes(100), 2.0)
     joined._work = replace(joined._work, span_s=30.0)
-    joined.work(b"task")
+    joined.work(lambda: b"task")
     assert 2.0 + 7.0 * round(joined.session.done.local_work * 14) <= 30.0
     controller, budget = joined.planner.ratio_controller, joined._work.budget
     assert controller.trains_until_s(budget, 2.0, 1e9) == controller.trains_until_s(budget, 2.0)
@@ -299,7 +299,7 @@ def test_work_that_was_stopped_leaves_no_meter_running():
     joined = take_part(SomeSession(TrainingStopped("hot")))
     joined.begin(FIRST, bytes(100), 0.5)
     with pytest.raises(TrainingStopped):
-        joined.work(b"task")
+        joined.work(lambda: b"task")
     assert not joined._meter.running
     assert joined.planner.ratio_controller.cost_history.past_rounds == ()
 

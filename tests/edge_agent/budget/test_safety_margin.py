@@ -290,10 +290,10 @@ def test_the_margin_is_remembered_and_an_older_state_has_none():
 def test_it_is_kept_when_a_newer_task_comes_before_the_reply_had_arrived():
     joined = take_part(ratio_controller=structs.replace(with_margin(), proposed=False))
     joined.begin(FIRST, bytes(100), 0.5)
-    joined.work(b"task")
+    joined.work(lambda: b"task")
     joined.delivered(2.0)
     joined.begin(key_of(2), bytes(100), 0.5)
-    joined.work(b"task")
+    joined.work(lambda: b"task")
     joined.begin(key_of(3), bytes(100), 0.5)
     (error,) = read_ratio_controller(joined._memory.data).cost_history.errors
     assert error.censored

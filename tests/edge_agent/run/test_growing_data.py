@@ -80,7 +80,7 @@ class Playing:
         task = Task(Patch.of(self.enrolled.weights, Everything(), spec))
         payload = codec.encode(Assignment("d", number, 1, False, task), spec)
         self.joined.begin(TransferKey("task", self.enrolled.run, number, 1), payload, None)
-        return self.joined.work(payload)
+        return self.joined.work(lambda: payload)
 
     def close(self):
         self.stream.close()
