@@ -20,6 +20,7 @@ from fleetune.coordinator.cli.options import (
     RunsFolder,
     sources,
 )
+from fleetune.protocols.freed_memory import return_large_blocks
 from fleetune.protocols.one_line import one_line_errors
 from fleetune.protocols.settings.run_toml import read_run
 from fleetune.protocols.wire import topics
@@ -59,6 +60,7 @@ def serve(
     from fleetune.coordinator.trackers.follow import Following
     from fleetune.coordinator.trackers.tracker import makers_of
 
+    return_large_blocks()
     with one_line_errors("edge-coordinator"):
         origin = origin_of(sources(context), supervised=SUPERVISED in os.environ)
         settings = read_run(run_file, changes)

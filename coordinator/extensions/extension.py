@@ -216,6 +216,7 @@ class Extensions:
             replies = one.weigh(replies, round_)
         for reply in replies:
             yield reply.device, reply.update
+            del reply  # before the next one is read
 
     def after_round(self, closed: ClosedRound) -> list[str]:
         """Call `Extension.after_round` of every extension; return their messages for the log."""

@@ -46,7 +46,12 @@ class MaxShare(Extension):
         for reply in replies:
             samples = counted.get(reply.device)
             update: Any = reply.update
-            yield reply if samples is None else replace(reply, update=replace(update, num_samples=samples))
+            if samples is not None:
+                update = replace(update, num_samples=samples)
+            weighed = replace(reply, update=update)
+            del reply, update  # before the next one is read
+            yield weighed
+            del weighed
 
     def after_round(self, closed: ClosedRound) -> Iterable[str]:
         if closed.record.final_evaluation:

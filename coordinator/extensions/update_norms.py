@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetune.protocols.errors import PacketNotFinite
+from fleetune.protocols.finite import all_finite
 from fleetune.protocols.method.method import DeviceId, Method
 
 PEAK_FLOOR = 1.0
@@ -67,7 +68,7 @@ def not_finite(value: object, name: str, known: object = None) -> str | None:
         if isinstance(found, float):
             if not math.isfinite(found):
                 return place
-        elif id(found) not in seen and not np.isfinite(found).all():
+        elif id(found) not in seen and not all_finite(found):
             return place
     return None
 

@@ -14,6 +14,7 @@ from fleetune.coordinator.store.method_state import forget_last, read_state, wri
 from fleetune.coordinator.store.run_store import RunStore
 from fleetune.coordinator.tasks.assignment import Tasks
 from fleetune.protocols.errors import MethodError, PacketNotFinite
+from fleetune.protocols.freed_memory import LARGE_BYTES
 from fleetune.protocols.method import steps
 from fleetune.protocols.method.choice import DeviceReport
 from fleetune.protocols.method.method import DeviceId, Method, Round
@@ -74,7 +75,9 @@ class MethodRun:
 
     def take_over(self, merged: Any) -> None:
         """Make an aggregated state the current state, when its round closes."""
-        self._before, self._closes, self.state = self.state, True, merged
+        # a large one is read from the store, should the round be rolled back
+        is_large = 4 * self.method.spec.size >= LARGE_BYTES
+        self._before, self._closes, self.state = None if is_large else self.state, True, merged
 
     def roll_back(self) -> None:
         """Restore the state before the latest closed round."""
@@ -168,6 +171,7 @@ class Aggregation:
             for device, update in self.updates(number, devices):
                 sizes[device] = sizes_of(update)
                 yield device, update
+                del update  # before the next one is read
 
         planned = self._method.planned
         self._not_finite = None

@@ -4,10 +4,12 @@ Everything that can fail at the start of a run is tried before anything is writt
 device has joined has nothing to lose: it starts again when its settings have changed.
 """
 
+import dataclasses
 import logging
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import cast
 
 import msgspec
 from msgspec.structs import replace
@@ -42,9 +44,11 @@ from fleetune.coordinator.store.stored_backbone import backbone_payload
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.files import write_atomically
 from fleetune.protocols.model.spec import Backbone
+from fleetune.protocols.pages_on_disk import array_on_disk, bytes_on_disk
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.user_sources import user_sources
 from fleetune.protocols.update import codec
+from fleetune.protocols.wire.transfer import Payload
 
 log = logging.getLogger(__name__)
 
@@ -197,10 +201,13 @@ def _change(run: Run, found: Differences, *, raised: bool) -> None:
 def _run(
     settings: RunSettings, folder: Path, store: RunStore, payload: bytes, *, resumed: bool, in_process: bool
 ) -> Run:
-    enrolment = read_enrolment(payload, folder)
+    enrolment, sent = read_enrolment(payload, folder), cast("Payload", payload)
+    if not in_process:  # both are read seldom
+        enrolment = dataclasses.replace(enrolment, weights=array_on_disk(enrolment.weights, folder))
+        sent = bytes_on_disk(payload, folder)
     method = method_of(enrolment)
     controller = RunController(settings, enrolment, method, store, in_process=in_process)
     processor = ProcessorTime(store)
     return Run(
-        folder, settings, enrolment, payload, method, store, controller, resumed=resumed, processor=processor
+        folder, settings, enrolment, sent, method, store, controller, resumed=resumed, processor=processor
     )

@@ -1,6 +1,6 @@
 """Received replies: decoding them, and their data until they are stored."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from msgspec import UNSET
@@ -37,6 +37,12 @@ class ArrivingReply:
     actual: RoundCost
     predicted: RoundCost
     staleness: int
+
+    def forget_values(self) -> None:
+        """Drop the update and the encoded reply, which are stored; the round may be aggregated next."""
+        object.__setattr__(self, "reply", replace(self.reply, update=None))
+        object.__setattr__(self, "data", b"")
+        object.__setattr__(self, "delivered", None)
 
 
 def row_of(

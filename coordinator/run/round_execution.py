@@ -38,6 +38,7 @@ from fleetune.coordinator.run.run_events import (
 from fleetune.coordinator.run.run_parts import RunParts
 from fleetune.coordinator.tasks.assignment import OutgoingTask
 from fleetune.protocols.method.method import DeviceId
+from fleetune.protocols.pages_on_disk import release
 from fleetune.protocols.update.encodings import in_words
 from fleetune.protocols.update.paper_bytes import paper_bytes
 from fleetune.protocols.wire.messages import TransferKey
@@ -63,7 +64,11 @@ class RoundExecution:
 
     def aggregate(self, action: Aggregate) -> Aggregated | NotAggregated:
         """Aggregate the round's updates; return the event for the engine."""
-        return self._run.aggregation.aggregate(action.number, action.devices)
+        run = self._run
+        if run.tasks.downlink is not None:  # aggregation takes most memory, and all tasks were made
+            run.tasks.downlink.forget_written()
+        release(run.enrolment.weights)
+        return run.aggregation.aggregate(action.number, action.devices)
 
     def do(self, action: Action, now: float, arriving: ArrivingReply | None) -> Iterator[Outcome]:
         """Execute one action other than `Aggregate`. Yields the tasks to send and the resulting run events.
@@ -139,6 +144,7 @@ class RoundExecution:
         row = row_of(arriving, run.state.member(device), bytes_down, self._encodings)
         run.open_round.put(device, run.extensions.record(reply, row))
         run.tasks.answered(device)
+        arriving.forget_values()
 
     def _drop(self, dropped: DropReply) -> ReplyDropped:
         self._run.accounts.ledger.refuse(dropped.rejection)

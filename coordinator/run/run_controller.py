@@ -139,6 +139,7 @@ class RunController(RunView):
             the one that was offered; `ReplyDropped` if it does not count.
         """
         received = self._intake.receive(device, round_attempt, data, actual, predicted, ahead)
+        del data, ahead  # up to a whole model, which is not needed while the round is aggregated
         return self._take(received, now)
 
     def reading(

@@ -22,6 +22,7 @@ from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.user_sources import Sources, changed, user_sources
 from fleetune.protocols.update import codec
 from fleetune.protocols.wire.payloads import Enrolment
+from fleetune.protocols.wire.transfer import Payload
 
 # names in the store, written once the bundle is made and once the run is over
 BUNDLE, FINISHED = "bundle", "finished"
@@ -47,7 +48,7 @@ class Run:
     folder: Path
     settings: RunSettings
     enrolment: Enrolment
-    payload: bytes
+    payload: Payload
     method: Method[Any, Any, Any, Any]
     store: RunStore
     controller: RunController

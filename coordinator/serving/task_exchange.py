@@ -1,12 +1,9 @@
 """Exchanges tasks and replies with devices: the bridge between device sessions and the run controller."""
 
 import logging
-import mmap
-import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import fleetune.protocols.wire.messages as wire
@@ -28,6 +25,7 @@ from fleetune.coordinator.serving.rejected_messages import RejectedMessages
 from fleetune.coordinator.serving.transfers import Transfers
 from fleetune.coordinator.tasks.assignment import OutgoingTask
 from fleetune.protocols.errors import PacketNotFinite, StoreError
+from fleetune.protocols.pages_on_disk import bytes_on_disk
 from fleetune.protocols.wire.inbox import Arrived
 from fleetune.protocols.wire.messages import Refuse, Resume, TransferKey, readable
 from fleetune.protocols.wire.outbox import Sent
@@ -35,7 +33,6 @@ from fleetune.protocols.wire.peer_link import Answered, Item
 
 log = logging.getLogger(__name__)
 
-SMALL_BYTES = 65_536
 MAX_REQUESTS = 5  # answers to one request until the device connects again
 _HARMLESS = {"late", "stale", "duplicate"}  # rejections of offers that a correct agent may make
 
@@ -142,7 +139,7 @@ class TaskExchange:
         session, attempt = self.sessions[task.device], RoundAttempt.of(task.transfer_key)
         session.reset_measurements()
         self._cancel_tasks(session, lambda key: RoundAttempt.of(key) != attempt)
-        payload = memory_mapped(task.make(), self.run.folder)
+        payload = bytes_on_disk(task.make(), self.run.folder)
         # The device may hold this task already. Then only its offer is sent, and the device says so.
         perhaps_there = attempt in (session.task_attempt, self._resumed)
         session.task_attempt = attempt
@@ -244,26 +241,3 @@ class TaskExchange:
         level = logging.INFO if harmless else logging.WARNING
         self.rejected.say(level, session.device, f"{session.identity}: offer refused: {reason}")
         self.carry_out(outcomes)
-
-
-def memory_mapped(payload: bytes, folder: Path) -> bytes | mmap.mmap:
-    """Return the same bytes as pages of an unnamed file, to save memory while many models wait to be sent.
-
-    The kernel may drop such pages while the payload waits in a send queue, and read them from disk later.
-
-    Args:
-        payload: the bytes; returned unchanged if shorter than `SMALL_BYTES`.
-        folder: a folder on a disk with enough space.
-
-    Raises:
-        StoreError: the disk is full.
-    """
-    if len(payload) < SMALL_BYTES:
-        return payload
-    try:
-        with tempfile.TemporaryFile(dir=folder) as file:
-            file.write(payload)
-            file.flush()
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except OSError as problem:
-        raise StoreError(f"cannot write to {folder}: {problem.strerror}; free some space") from None

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from fleetune.coordinator.store.run_store import RunStore
 from fleetune.protocols.errors import PacketError, StoreError
+from fleetune.protocols.freed_memory import LARGE_BYTES
 from fleetune.protocols.model.spec import ModelSpec
 from fleetune.protocols.update import codec
 
@@ -43,13 +44,20 @@ def write_state(store: RunStore, state: object, spec: ModelSpec, *, keep_last: b
             return None
         name = _name(array)
         if name not in there | named:
-            store.add_array(name, codec.encode(array, spec, own=True))
+            store.add_array(name, stored_pieces(array, spec))
         named.add(name)
         return name
 
     store.put("state", codec.encode(state, spec, keep=keep))
     store.put("state-names", b"".join(sorted(named)))
     store.drop_arrays(there - named - _names(store.get("names-before")))
+
+
+def stored_pieces(message: object, spec: ModelSpec) -> list[bytes | memoryview]:
+    """Return the bytes of an array or a reply in the store, without copies of a large model's arrays."""
+    if 4 * spec.size >= LARGE_BYTES:
+        return codec.plain_pieces(message, spec)
+    return [codec.encode(message, spec, own=True)]
 
 
 def forget_last(store: RunStore) -> None:

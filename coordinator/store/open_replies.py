@@ -4,6 +4,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
+from fleetune.coordinator.store.method_state import stored_pieces
 from fleetune.coordinator.store.run_store import RunStore
 from fleetune.protocols.method.method import DeviceId, Method
 from fleetune.protocols.update import codec
@@ -39,7 +40,8 @@ class OpenReplies:
         if self.in_memory and (1 + len(self._read)) * 8 * self.method.spec.size <= _MOST_BYTES:
             self._read[reply.device] = reply
             return
-        self.store.add_reply(reply.device, codec.encode(reply, self.method.spec) if data is None else data)
+        pieces = stored_pieces(reply, self.method.spec) if data is None else [data]
+        self.store.add_reply(reply.device, pieces)
 
     def read(self, device: DeviceId) -> Reply[Any]:
         """Return a device's reply, which the caller may change.
@@ -49,8 +51,15 @@ class OpenReplies:
         """
         if device in self._read:
             return deepcopy(self._read[device])
-        kind = Reply[self.method.update_type]  # type: ignore[name-defined]
-        found: Reply[Any] = codec.decode(self.store.reply(device), kind, self.method.spec)
+        kind: Any = Reply[self.method.update_type]  # type: ignore[name-defined]
+        with self.store.reply(device) as stored:
+            is_plain = codec.is_plain(stored.read(codec.HEADER_BYTES))
+            stored.seek(0)
+            found: Reply[Any] = (
+                codec.decode_from(stored, kind, self.method.spec)
+                if is_plain
+                else codec.decode(stored.read(), kind, self.method.spec)
+            )
         return found
 
     def drop(self) -> None:

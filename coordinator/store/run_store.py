@@ -2,10 +2,10 @@
 
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import IO, Any, Literal, Self
+from typing import IO, Any, Literal, Self, cast
 
 import msgspec
 from msgspec.structs import replace
@@ -16,8 +16,10 @@ from fleetune.coordinator.store.run_tables import FORMAT
 from fleetune.protocols import disk
 from fleetune.protocols.errors import StoreError
 from fleetune.protocols.files import keep_private, make_folder, make_private_file
+from fleetune.protocols.freed_memory import LARGE_BYTES
 
 Rows = Literal["member", "traffic", "held"]
+Pieces = Sequence[bytes | memoryview]  # the data of a row, which are written one after the other
 
 _OUTER = "BEGIN", ("ROLLBACK",), "COMMIT"
 _INNER = "SAVEPOINT inner", ("ROLLBACK TO inner", "RELEASE inner"), "RELEASE inner"
@@ -122,18 +124,21 @@ class RunStore:
         """Return the rows of all devices, ascending."""
         return self._rows(f"SELECT device, data FROM {table} ORDER BY device")  # noqa: S608
 
-    def add_reply(self, device: str, data: bytes) -> None:
-        self._connection.execute("INSERT OR REPLACE INTO reply VALUES (?, ?)", (device, data))
+    def add_reply(self, device: str, pieces: Pieces) -> None:
+        self._add("reply", device, pieces)
 
-    def reply(self, device: str) -> bytes:
-        """Return a device's reply in the open round.
+    @contextmanager
+    def reply(self, device: str) -> Iterator[IO[bytes]]:
+        """Open a device's reply in the open round for reading.
 
         Raises:
             StoreError: there is none.
         """
-        return self._needed(
-            f"the reply of {device} is missing", "SELECT data FROM reply WHERE device = ?", device
-        )
+        rows = self._rows("SELECT rowid FROM reply WHERE device = ?", device)
+        if not rows:
+            raise StoreError(f"{self.path}: the reply of {device} is missing")
+        with self._connection.blobopen("reply", "data", rows[0][0], readonly=True) as blob:
+            yield cast("IO[bytes]", blob)
 
     def drop_replies(self) -> None:
         self._connection.execute("DELETE FROM reply")
@@ -154,8 +159,8 @@ class RunStore:
     def drop_tasks(self) -> None:
         self._connection.execute("DELETE FROM task")
 
-    def add_held_model(self, digest: str, data: bytes) -> None:
-        self._connection.execute("INSERT OR REPLACE INTO held_model VALUES (?, ?)", (digest, data))
+    def add_held_model(self, digest: str, pieces: Pieces) -> None:
+        self._add("held_model", digest, pieces)
 
     def held_model(self, digest: str) -> bytes:
         """Return a model that some devices hold, by its digest.
@@ -179,8 +184,8 @@ class RunStore:
     def array_names(self) -> set[bytes]:
         return {name for (name,) in self._rows("SELECT name FROM array")}
 
-    def add_array(self, name: bytes, data: bytes) -> None:
-        self._connection.execute("INSERT INTO array VALUES (?, ?)", (name, data))
+    def add_array(self, name: bytes, pieces: Pieces) -> None:
+        self._add("array", name, pieces)
 
     def array(self, name: bytes) -> bytes:
         """Return an array by its name.
@@ -249,6 +254,21 @@ class RunStore:
         self._connection.close()
         if self._lock is not None:
             self._lock.close()
+
+    def _add(self, table: str, key: str | bytes, pieces: Pieces) -> None:
+        """Insert or replace a row whose data are these pieces."""
+        length = sum(map(len, pieces))
+        if length < LARGE_BYTES:
+            command = f"INSERT OR REPLACE INTO {table} VALUES (?, ?)"  # noqa: S608 - names of our own
+            self._connection.execute(command, (key, b"".join(pieces)))
+            return
+        # written one by one, because SQLite and the connection's cache of statements would keep copies
+        command = f"INSERT OR REPLACE INTO {table} VALUES (?, zeroblob(?))"  # noqa: S608 - names of our own
+        row = self._connection.execute(command, (key, length)).lastrowid
+        assert row is not None, "a row was inserted"
+        with self._connection.blobopen(table, "data", row) as blob:
+            for piece in pieces:
+                blob.write(piece)
 
     def _needed(self, what: str, query: str, *key: Any) -> bytes:
         data = self._one(query, *key)

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
+from fleetune.coordinator.store.method_state import stored_pieces
 from fleetune.coordinator.store.run_store import RunStore
 from fleetune.protocols.errors import StoreError
 from fleetune.protocols.method.method import DeviceId
@@ -105,7 +106,7 @@ class DeviceModels:
 
     def _add(self, reference: ReferenceModel) -> None:
         if reference.digest not in self._holders and reference.digest != self.first.digest:
-            self._store.add_held_model(reference.digest, codec.encode(reference.values, self._spec, own=True))
+            self._store.add_held_model(reference.digest, stored_pieces(reference.values, self._spec))
         self._remember(reference)
 
     def _model(self, digest: str) -> ReferenceModel:

@@ -87,6 +87,10 @@ class Downlink:
             self.content = writer.content(assignment.task)
         return payload
 
+    def forget_written(self) -> None:
+        """Drop cached encoded values; they are encoded again if another device needs them."""
+        self._written.forget()
+
     def delivered(self, planned: Assignment[Any]) -> Delivered:
         """Return what a device has after it decoded a planned task. Raises StoreError."""
         reference = self.held.of(planned.device)

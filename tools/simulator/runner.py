@@ -49,7 +49,7 @@ def open_executor(
         tell: called with a line about each worker that died on the cluster.
     """
     bundle = run.store.get(BUNDLE) if run.settings.fleet.trainer == "onnx" else None
-    arguments = run.settings, run.payload, run.folder / DEVICES, caller_samples, bundle
+    arguments = run.settings, bytes(run.payload), run.folder / DEVICES, caller_samples, bundle
     if cluster is not None:
         from fleetune.tools.simulator.ray_engine.ray_workers import RayWorkers
         from fleetune.tools.simulator.ray_engine.run_package import pack_run

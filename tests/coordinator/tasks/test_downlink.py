@@ -170,7 +170,7 @@ def test_a_model_kept_under_another_ones_name_ends_the_run_instead_of_misleading
             for number in (1, 2):
                 held.advance(f"device-{number}", ReferenceModel.whole(weights + number))
             other = store.held_model(ReferenceModel.whole(weights + 2).digest)
-            store.add_held_model(ReferenceModel.whole(weights + 1).digest, other)
+            store.add_held_model(ReferenceModel.whole(weights + 1).digest, [other])
         fresh = DeviceModels(store, SPEC, weights)
         fresh.recall()
         assert fresh.of("device-2").values[0] == 2
