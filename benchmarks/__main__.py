@@ -13,6 +13,8 @@ NAMES = (
     "shaped_links",
     "trainers",
     "agent_memory",
+    "model_memory",
+    "round_memory",
     "long_run",
 )
 

@@ -23,13 +23,13 @@ def started(module: list[str], log: Path) -> "Iterator[subprocess.Popen[bytes]]"
         process.wait(PATIENCE_S)
 
 
-def wait_for(log: Path, words: str) -> None:
+def wait_for(log: Path, words: str, patience_s: float = PATIENCE_S) -> None:
     """Wait until the log contains these words.
 
     Raises:
-        SystemExit: `PATIENCE_S` seconds passed without them.
+        SystemExit: `patience_s` seconds passed without them.
     """
-    give_up_at = time.monotonic() + PATIENCE_S
+    give_up_at = time.monotonic() + patience_s
     while words not in log.read_text():
         if time.monotonic() > give_up_at:
             raise SystemExit(f"the log never contained {words!r}: {log.read_text()[-500:]}")
