@@ -280,9 +280,9 @@ def main(
                 continue
             figures = one.agent, one.agent_rest, one.coordinator, one.coordinator_rest
             table.add_row(name, *(f"{figure:.1f}" for figure in figures))
+            if out is not None:
+                out.write_text(json.dumps(results_of(found, bundle.spec.size), indent=1) + "\n")
     Console().print(table)
-    if out is not None:
-        out.write_text(json.dumps(results_of(found, bundle.spec.size), indent=1) + "\n")
 
 
 if __name__ == "__main__":
