@@ -6,14 +6,19 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 
 class Paths:
     """Records which module of a model is active at each traced operation."""
 
-    def __init__(self, module: nn.Module) -> None:
-        self._module = module
+    def __init__(self, module: nn.Module, count: Callable[[], int] = lambda: 0) -> None:
+        """Prepare the record.
+
+        Args:
+            module: the model.
+            count: returns the number of operations that were traced until now.
+        """
+        self._module, self._count = module, count
         self._stack = [""]
         self._changes: list[tuple[int, str]] = []  # (number of operations before, module)
         self._hooked: set[Any] = set()  # functions of the backward pass; several losses share them
@@ -76,9 +81,7 @@ class Paths:
         return leave
 
     def _note(self, path: str) -> None:
-        mode = get_proxy_mode()
-        if mode is not None:
-            self._changes.append((len(mode.tracer.graph.nodes), path))
+        self._changes.append((self._count(), path))
 
 
 def _sequence_number() -> int:

@@ -20,8 +20,9 @@ from fleetune.coordinator.export.operators import (
     max_pooling,
     reductions,
 )
+from fleetune.coordinator.export.recorder import Ref
 from fleetune.coordinator.export.recurrence import STEPS
-from fleetune.coordinator.export.torch_trace import Open, Operation, Ref, Trace, trace
+from fleetune.coordinator.export.torch_trace import Open, Operation, Trace, trace
 from fleetune.protocols.bundle.graph import Body, Graph
 from fleetune.protocols.errors import ModelError
 from fleetune.protocols.user_code import as_line

@@ -8,17 +8,18 @@ sizes.
 import re
 import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._ops import OpOverload
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from fleetune.coordinator.export.module_paths import Paths
+from fleetune.coordinator.export.recorder import Call, Decompositions, Recorder, Ref, refs, without_values
 from fleetune.protocols.errors import ModelError
 
 _SHAPED_ALIKE = re.compile(r"aten\.(\w+_like|new_\w+)\.\w+")
@@ -48,13 +49,6 @@ class Open:
 
 Size = int | Open
 Shape = tuple[Size, ...]
-
-
-@dataclass(frozen=True)
-class Ref:
-    """A reference, by name, to an input or to the result of an operation."""
-
-    name: str
 
 
 @dataclass(frozen=True)
@@ -123,14 +117,13 @@ def trace(
     Raises:
         ModelError: the step cannot be traced, or no graph can express how it depends on the batch size.
     """
-    traced = []
+    runs = []
+    table = _decompositions(frozenset(with_rules))
     for num_samples in SIZES:
-        with Paths(module) as paths:
-            step, wanted = make_step(paths.watch), make_inputs(num_samples)
-            given = {label: tensor for inputs in wanted.values() for label, tensor in inputs.items()}
-            made, outputs = _traced(name, module, step, given, _decompositions(frozenset(with_rules)))
-        traced.append((made, paths, list(given), outputs))
-    whole = _merged(name, traced)
+        wanted = make_inputs(num_samples)
+        given = {label: tensor for inputs in wanted.values() for label, tensor in inputs.items()}
+        runs.append(_run(name, module, make_step, given, table))
+    whole = _merged(name, *runs)
     return {graph: _cut(whole, graph, inputs) for graph, inputs in wanted.items()}
 
 
@@ -148,28 +141,62 @@ def _decompositions(with_rules: frozenset[str]) -> dict[Any, Callable[..., Any]]
     return table | get_decompositions([getattr(torch.ops.aten, one) for one in DECOMPOSED])
 
 
-def _traced(
-    name: str, module: nn.Module, step: Step, given: Mapping[str, Tensor], table: Mapping[Any, Any]
-) -> tuple[fx.GraphModule, list[str]]:
-    """Return the trace of a step by torch, and the step's outputs as "<graph>/<name>"."""
-    outputs: list[str] = []
+@dataclass(frozen=True)
+class _Run:
+    """What was recorded while a step ran on one batch.
 
-    def flat(*tensors: Tensor) -> tuple[Tensor, ...]:
-        by_graph = step(dict(zip(given, tensors, strict=True)))
-        found = {f"{graph}/{label}": one for graph, outs in by_graph.items() for label, one in outs.items()}
-        outputs.extend(found)
-        return tuple(found.values())
+    Attributes:
+        inputs: the step's inputs by name.
+        recorder: the calls and constants.
+        paths: the module of each call.
+        outputs: the names of the results, by "<graph>/<name>".
+    """
 
-    try:
-        made = make_fx(flat, table, tracing_mode="fake", _allow_non_fake_inputs=True)(*given.values())
-    except ModelError:
-        raise
-    except Exception as problem:  # torch and a user's module may raise anything
-        raise ModelError(
-            f"model {name!r} cannot be exported: {_where(module, problem)} {_failure(problem)};"
-            " agents with torch can train it"
-        ) from problem
-    return made, outputs
+    inputs: Mapping[str, Tensor]
+    recorder: Recorder
+    paths: Paths
+    outputs: dict[str, str]
+
+
+def _run(
+    name: str,
+    module: nn.Module,
+    make_step: Callable[[Callable[[Tensor], None]], Step],
+    inputs: Mapping[str, Tensor],
+    table: Decompositions,
+) -> _Run:
+    """Record a step. With zeros as values this is fast; operators that fail on zeros run without values."""
+    for values in (nullcontext(inputs), without_values(inputs)):
+        try:
+            with values as given:
+                return _recorded(module, make_step, given, table)
+        except ModelError:
+            raise
+        except Exception as problem:  # noqa: BLE001 - torch and a user's module may raise anything
+            failure = problem
+    raise ModelError(
+        f"model {name!r} cannot be exported: {_where(module, failure)} {_failure(failure)};"
+        " agents with torch can train it"
+    ) from failure
+
+
+def _recorded(
+    module: nn.Module,
+    make_step: Callable[[Callable[[Tensor], None]], Step],
+    inputs: Mapping[str, Tensor],
+    table: Decompositions,
+) -> _Run:
+    recorder = Recorder(inputs, table)
+    with Paths(module, lambda: len(recorder.calls)) as paths:
+        step = make_step(paths.watch)
+        with torch.random.fork_rng(devices=[]), recorder:
+            by_graph = step(inputs)
+    outputs = {
+        f"{graph}/{label}": recorder.name_of(one)
+        for graph, outs in by_graph.items()
+        for label, one in outs.items()
+    }
+    return _Run(inputs, recorder, paths, outputs)
 
 
 def _where(module: nn.Module, problem: Exception) -> str:
@@ -190,49 +217,49 @@ def _failure(problem: Exception) -> str:
     return "fails while it is traced: " + " ".join(f"{type(problem).__name__}: {problem}".split())[:400]
 
 
-def _merged(name: str, traced: Sequence[tuple[fx.GraphModule, Paths, list[str], list[str]]]) -> Trace:
-    """Merge two traces that differ only in sizes, with outputs called "<graph>/<name>"."""
-    (first, paths, given, names), (second, _, _, others) = traced
-    nodes, twins = list(first.graph.nodes), list(second.graph.nodes)
-    if [node.target for node in nodes] != [node.target for node in twins] or names != others:
+def _merged(name: str, first: _Run, second: _Run) -> Trace:
+    """Merge the records of two batches, which differ only in sizes; outputs are called "<graph>/<name>"."""
+    calls, twins = first.recorder.calls, second.recorder.calls
+    if [call.target for call in calls] != [call.target for call in twins] or first.outputs != second.outputs:
         raise ModelError(f"model {name!r} cannot be exported: its operations depend on the batch size")
-    labels = dict(zip([node.name for node in nodes if node.op == "placeholder"], given, strict=True))
-    renamed = {node.name: labels.get(node.name, f"%{index}") for index, node in enumerate(nodes)}
-    constants = {
-        renamed[node.name]: getattr(first, node.target).detach() for node in nodes if node.op == "get_attr"
+    inputs = {
+        label: (_shape(tensor.shape, second.inputs[label].shape), tensor.dtype)
+        for label, tensor in first.inputs.items()
     }
-    operations, inputs, outputs = [], {}, {}
-    for index, (node, twin) in enumerate(zip(nodes, twins, strict=True)):
+    operations = []
+    for index, (call, twin) in enumerate(zip(calls, twins, strict=True)):
         try:
-            match node.op:
-                case "placeholder":
-                    shapes, dtypes = _results(node, twin)
-                    inputs[renamed[node.name]] = (shapes[0], dtypes[0])
-                case "call_function":
-                    operations.append(_operation(node, twin, renamed, paths.of(index)))
-                case "output":
-                    outputs = dict(zip(names, _arguments(node.args[0], twin.args[0], renamed), strict=True))
+            operations.append(_operation(call, twin, first.paths.of(index)))
         except ValueError as problem:
-            where = paths.of(index) or "the model itself"
+            where = first.paths.of(index) or "the model itself"
             raise ModelError(
-                f"model {name!r} cannot be exported: {where} uses {node.target} in a way that depends on the"
+                f"model {name!r} cannot be exported: {where} uses {call.target} in a way that depends on the"
                 f" batch size ({problem}); agents with torch can train it"
             ) from problem
         except Exception as problem:  # torch cannot compare sizes that depend on the data
-            where = paths.of(index) or "the model itself"
+            where = first.paths.of(index) or "the model itself"
             raise ModelError(
-                f"model {name!r} cannot be exported: {where} uses {node.target} and {_failure(problem)};"
+                f"model {name!r} cannot be exported: {where} uses {call.target} and {_failure(problem)};"
                 " agents with torch can train it"
             ) from problem
-    return Trace(inputs, outputs, constants, tuple(operations))
+    outputs = {label: Ref(made) for label, made in first.outputs.items()}
+    return Trace(inputs, outputs, first.recorder.constants, tuple(operations))
 
 
-def _operation(node: fx.Node, twin: fx.Node, renamed: Mapping[str, str], path: str) -> Operation:
-    args = _arguments(node.args, twin.args, renamed)
-    if _SHAPED_ALIKE.fullmatch(str(node.target)):
+def _operation(call: Call, twin: Call, path: str) -> Operation:
+    args = _arguments(call.args, twin.args)
+    if _SHAPED_ALIKE.fullmatch(call.target):
         args = (None, *args[1:])  # only the shape of this argument matters
-    kwargs = _arguments(node.kwargs, twin.kwargs, renamed)
-    return Operation(renamed[node.name], str(node.target), args, kwargs, *_results(node, twin), path)
+    pairs = list(zip(call.results, twin.results, strict=True))
+    return Operation(
+        call.name,
+        call.target,
+        args,
+        _arguments(call.kwargs, twin.kwargs),
+        tuple(_shape(one, other) for (one, _), (other, _) in pairs),
+        tuple(dtype for (_, dtype), _ in pairs),
+        path,
+    )
 
 
 def _cut(whole: Trace, graph: str, inputs: Collection[str]) -> Trace:
@@ -244,44 +271,29 @@ def _cut(whole: Trace, graph: str, inputs: Collection[str]) -> Trace:
     for operation in reversed(whole.operations):
         if operation.name in wanted:
             used.append(operation)
-            wanted.update(ref.name for ref in _refs((operation.args, operation.kwargs)))
+            wanted.update(ref.name for ref in refs((operation.args, operation.kwargs)))
     constants = {name: value for name, value in whole.constants.items() if name in wanted}
     return Trace({name: whole.inputs[name] for name in inputs}, outputs, constants, tuple(reversed(used)))
 
 
-def _refs(value: Any) -> list[Ref]:
+def _arguments(value: Any, twin: Any) -> Any:
     if isinstance(value, Ref):
-        return [value]
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else ()
-    return [ref for part in parts for ref in _refs(part)]
-
-
-def _results(node: fx.Node, twin: fx.Node) -> tuple[tuple[Shape, ...], tuple[torch.dtype, ...]]:
-    values, others = (
-        value if isinstance(value, (tuple, list)) else (value,)
-        for value in (node.meta.get("val"), twin.meta.get("val"))
-    )
-    pairs = [(a, b) for a, b in zip(values, others, strict=True) if isinstance(a, Tensor)]
-    shapes = tuple(
-        tuple(_size(one, two) for one, two in zip(a.shape, b.shape, strict=True)) for a, b in pairs
-    )
-    return shapes, tuple(a.dtype for a, _ in pairs)
-
-
-def _arguments(value: Any, twin: Any, renamed: Mapping[str, str]) -> Any:
-    if isinstance(value, fx.Node):
-        if value.name != twin.name:
+        if value != twin:
             raise ValueError("its operands differ between batch sizes")
-        return Ref(renamed[value.name])
+        return value
     if isinstance(value, dict):
-        return {key: _arguments(value[key], twin[key], renamed) for key in value}
-    if isinstance(value, (tuple, list)):
-        return tuple(_arguments(a, b, renamed) for a, b in zip(value, twin, strict=True))
+        return {key: _arguments(value[key], twin[key]) for key in value}
+    if isinstance(value, tuple):
+        return tuple(_arguments(a, b) for a, b in zip(value, twin, strict=True))
     if isinstance(value, int) and not isinstance(value, bool):
         return _size(value, twin)
     if repr(value) != repr(twin):  # two NaN are not equal
         raise ValueError(f"an argument is {value} at one batch size and {twin} at another")
     return value
+
+
+def _shape(shape: Sequence[int], twin: Sequence[int]) -> Shape:
+    return tuple(_size(one, two) for one, two in zip(shape, twin, strict=True))
 
 
 def _size(value: int, twin: int) -> Size:
