@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
+
+from fleetune.protocols.model.torch_dispatch import Watching
 
 Decompositions = Mapping[Any, Callable[..., Any]]
 
@@ -47,7 +47,7 @@ class Call:
     results: tuple[tuple[tuple[int, ...], torch.dtype], ...]
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(Watching):  # type: ignore[no-untyped-call]
     """Context that records the operators called inside.
 
     Args:
@@ -80,6 +80,8 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func.namespace == "prim":  # a stand-in's device
+            return func(*args, **kwargs)
         rule = self._decompositions.get(func)
         if rule is None and func not in _SIZES and func._can_decompose():  # noqa: SLF001
             rule = func.decompose
@@ -93,7 +95,7 @@ class Recorder(TorchDispatchMode):
     def _recorded(self, func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
         given, named = self._named(args), self._named(kwargs)
         depends = not self._of_inputs.isdisjoint(ref.name for ref in refs((given, named)))
-        if depends and not _DEPENDENT.isdisjoint(func.tags):
+        if depends and _is_data_dependent(func, args):
             raise DataDependentError(f"data-dependent operator {func}")
         found = func(*args, **kwargs)
         if func is torch.ops.aten.lift_fresh.default:  # a tensor made from numbers of Python
@@ -133,7 +135,13 @@ _SIZES = {
     torch.ops.aten.stride.default,
     torch.ops.aten.storage_offset.default,
 }
-_DEPENDENT = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+
+
+def _is_data_dependent(func: OpOverload, args: Any) -> bool:
+    """True if the values of its arguments decide what the operator returns to Python, or a result's shape."""
+    if func is torch.ops.aten.index.Tensor:
+        return any(one is not None and one.dtype in (torch.bool, torch.uint8) for one in args[1])
+    return not {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}.isdisjoint(func.tags)
 
 
 def refs(value: Any) -> Iterator[Ref]:
@@ -148,6 +156,8 @@ def refs(value: Any) -> Iterator[Ref]:
 @contextmanager
 def without_values(inputs: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
     """Yield stand-ins of the inputs without values, for which torch computes only shapes inside."""
+    from torch._subclasses.fake_tensor import FakeTensorMode  # takes long to import
+
     fake = FakeTensorMode(allow_fallback_kernels=True, allow_non_fake_inputs=True)
     with fake:
         yield {name: fake.from_tensor(tensor, static_shapes=True) for name, tensor in inputs.items()}

@@ -24,7 +24,7 @@ from fleetune.protocols.model.spec import FlatArray, ModelSpec, TensorSpec
 from fleetune.protocols.model.torch_backbone import frozen_values
 from fleetune.protocols.randomness import Key
 
-SIZES = (7, 4, 2, 1)  # batch sizes; one sample is left out if torch itself fails on it
+SIZES = (7, 4, 1)  # batch sizes; one sample is left out if torch itself fails on it
 FLOOR = 2e-6  # of an output's scale
 TIMES_TORCH = 8  # the multiple of torch's own error
 _ATTEMPTS = 5  # random batches; at a kink of ReLU or max pooling, rounding decides between two gradients
@@ -65,11 +65,15 @@ def compare(model: Model, module: nn.Module, runs: Mapping[str, Run], weights: F
         ModelError: a graph differs from torch.
     """
     torch_runs, frozen = _Torch(model, module), frozen_values(model.spec, module)
+    given_tensors = {tensor.name: value for tensor, value in model.spec.views(weights)} | frozen
+    moved_tensors = {
+        tensor.name: _moved(tensor, value) for tensor, value in model.spec.views(weights)
+    } | frozen
     for index, num_samples in enumerate(SIZES):
         waiting = dict(runs)
         for attempt in range(_ATTEMPTS):
             key = Key.of("export", num_samples, attempt)
-            tensors = _tensors(model.spec, weights, key if index else None) | frozen
+            tensors = moved_tensors if index else given_tensors
             given = _inputs(model, list(runs), num_samples, key)
             try:
                 wanted = torch_runs.outputs(list(waiting), tensors, given, thorough=attempt > 0)
@@ -105,8 +109,9 @@ def worst(spec: ModelSpec, found: Arrays, exact: Arrays, rounding: Mapping[str, 
         rounding: for each output, the norm of torch's own error in float32.
     """
     result = ("", 0.0)
+    scales = _scales(spec, exact)
     for name, value in exact.items():
-        allowed = TIMES_TORCH * rounding[name] + FLOOR * _scale(spec, name, exact)
+        allowed = TIMES_TORCH * rounding[name] + FLOOR * scales[name]
         error = _norm(found[name] - value)
         excess = error / allowed if allowed else float("inf") if error else 0.0
         if not excess <= result[1]:  # also true for NaN
@@ -114,26 +119,26 @@ def worst(spec: ModelSpec, found: Arrays, exact: Arrays, rounding: Mapping[str, 
     return result
 
 
-def _scale(spec: ModelSpec, name: str, exact: Arrays) -> float:
-    """Return the norm that an output would have if nothing cancelled in it.
+def _scales(spec: ModelSpec, exact: Arrays) -> dict[str, float]:
+    """Return the norm that each output would have if nothing cancelled in it.
 
     A running mean is measured by the standard deviation that it is used with. A gradient may be 0 in theory,
     such as that of a bias before a norm; it is measured by the gradients of its layer.
     """
-    own = _norm(exact[name])
-    kind, _, tensor = name.partition(":")
-    if kind == "statistic" and tensor.endswith("mean"):
-        variance = exact.get(f"{name.removesuffix('mean')}var")
-        return own if variance is None else max(own, _norm(np.sqrt(np.abs(variance))))
-    if kind == "gradient":
-        layer = next(one.layer for one in spec.tensors if one.name == tensor)
-        sizes = [
-            _norm(exact[f"gradient:{one.name}"]) / math.sqrt(one.size)
-            for one in spec.tensors
-            if one.layer == layer and one.kind != "stat"
-        ]
-        return max(own, max(sizes) * math.sqrt(exact[name].size))
-    return own
+    scales = {name: _norm(value) for name, value in exact.items()}
+    for name in exact:
+        variance = f"{name.removesuffix('mean')}var"
+        if name.startswith("statistic:") and name.endswith("mean") and variance in exact:
+            scales[name] = max(scales[name], _norm(np.sqrt(np.abs(exact[variance]))))
+    gradients = [one for one in spec.tensors if f"gradient:{one.name}" in exact]
+    of_layers = dict[object, float]()  # the largest root mean square of a gradient
+    for one in gradients:
+        size = scales[f"gradient:{one.name}"] / math.sqrt(one.size)
+        of_layers[one.layer] = max(size, of_layers.get(one.layer, 0.0))
+    for one in gradients:
+        name = f"gradient:{one.name}"
+        scales[name] = max(scales[name], of_layers[one.layer] * math.sqrt(one.size))
+    return scales
 
 
 class _Torch:
@@ -217,25 +222,18 @@ def _run(spec: ModelSpec, session: Any, graph: Graph, given: Arrays) -> Arrays:
     return statistics | found
 
 
-def _tensors(spec: ModelSpec, weights: FlatArray, key: Key | None) -> Arrays:
-    """Return the model's tensors by name. With a key they are changed at random, as training changes them.
+def _moved(tensor: TensorSpec, value: NDArray[Any]) -> NDArray[np.float32]:
+    """Return a tensor changed at random, as training changes it.
 
     Biases of 0 and scales of 0 or 1e-6 would hide the faults of what they multiply.
     """
-    return {
-        tensor.name: value if key is None else _moved(tensor, value, key)
-        for tensor, value in spec.views(weights)
-    }
-
-
-def _moved(tensor: TensorSpec, value: NDArray[Any], key: Key) -> NDArray[Any]:
-    noise = key.child(tensor.name).generator().normal(size=tensor.shape).astype(np.float32)
+    noise = Key.of("export", tensor.name).generator().standard_normal(tensor.shape, np.float32)
     if tensor.kind == "stat":
         moved = value + noise / 4 if tensor.name.endswith("mean") else value * np.exp(noise / 4)
     else:
         spread = float(np.std(value))
-        moved = value + noise / 10 * (spread if spread > 1e-4 else 1)
-    return moved.astype(np.float32)
+        moved = value + noise * np.float32((spread if spread > 1e-4 else 1) / 10)
+    return np.asarray(moved, np.float32)
 
 
 def _inputs(model: Model, graphs: list[str], num_samples: int, key: Key) -> Arrays:

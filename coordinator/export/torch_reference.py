@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
 
 from fleetune.coordinator.export.steps import BATCHES, TRAINING, Model, copied, features_watched
 from fleetune.protocols.bundle.bundle import ANSWER, CONTRAST, DISTILLATION, LOSSES
@@ -108,9 +109,10 @@ class Reference:
     ) -> dict[str, Tensor]:
         loss, total = _losses(self._model, graph, inputs, logits, features)
         names = [tensor.name for tensor in self._model.spec.tensors if tensor.kind != "stat"]
-        gradients = torch.autograd.grad(
-            total, [own[name] for name in names], retain_graph=True, allow_unused=True
-        )
+        with _disable_current_modes():  # backward passes keep the types of their forward passes
+            gradients = torch.autograd.grad(
+                total, [own[name] for name in names], retain_graph=True, allow_unused=True
+            )
         found = {"loss": loss}
         for name, gradient in zip(names, gradients, strict=True):
             found[f"gradient:{name}"] = torch.zeros_like(own[name]) if gradient is None else gradient

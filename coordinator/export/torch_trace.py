@@ -25,13 +25,14 @@ from fleetune.protocols.errors import ModelError
 _SHAPED_ALIKE = re.compile(r"aten\.(\w+_like|new_\w+)\.\w+")
 SIZES = (3, 5)  # neither 1, which torch treats apart, nor with a common divisor
 
-# operators that torch replaces by those that have rules here
+# Operators that torch replaces by those that have rules here. The first one imports torch's compiler, which
+# takes a second; so the operators of the losses have rules.
 DECOMPOSED = """
     _prelu_kernel _prelu_kernel_backward addcdiv addcmul celu elu elu_backward gelu
     gelu_backward glu glu_backward hardsigmoid hardsigmoid_backward hardswish hardswish_backward
     leaky_relu_backward linalg_vector_norm log_sigmoid_backward log_sigmoid_forward logsumexp
     mish mish_backward pixel_shuffle pixel_unshuffle selu sigmoid_backward silu_backward
-    softplus_backward tanh_backward threshold xlogy
+    softplus_backward tanh_backward threshold
 """.split()  # noqa: SIM905 - forty strings read worse
 # never replaced: a refusal names them better than what they consist of
 _WHOLE = re.compile(

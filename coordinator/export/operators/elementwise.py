@@ -210,6 +210,14 @@ def _hardtanh_backward(
     return arithmetic(build, "Mul", gradient, both, out.shape)
 
 
+def _times_log(build: Builder, out: Operation, x: Operand, y: Operand) -> Value:
+    """Return x * log(y), which is 0 where x is 0."""
+    a, b = value_of(build, x, "f4"), value_of(build, y, "f4")
+    product = arithmetic(build, "Mul", a, apply(build, "Log", [build.named(b)], b.shape), out.shape)
+    zero = build.number(0, "f4")
+    return apply(build, "Where", [apply(build, "Equal", [a, zero], a.shape, "?"), zero, product], out.shape)
+
+
 def _silu(build: Builder, out: Operation, x: Value) -> Value:
     return arithmetic(build, "Mul", x, apply(build, "Sigmoid", [x], x.shape), out.shape)
 
@@ -316,6 +324,7 @@ RULES: dict[str, Callable[..., Any]] = {
     "threshold_backward": _threshold_backward,
     "hardtanh_backward": _hardtanh_backward,
     "silu": _silu,
+    "xlogy": _times_log,
     "leaky_relu": _leaky_relu,
     "softplus": _softplus,
     **dict.fromkeys(("_to_copy", "to"), _cast),
