@@ -70,7 +70,8 @@ def make_run_model_bundle(
     spec, module = described(model, key)
     name, input_shape, weights = spec.name, spec.input_shape, weights_of(spec, module)
     exported = export(spec, module, weights, task)
-    recipe = recipe_of(*described(structs.replace(model, trainable=(), adapters=None), key))
+    whole = structs.replace(model, trainable=(), adapters=None)
+    recipe = recipe_of(*((spec, module) if whole == model else described(whole, key)))
     ort_training = _ort_training(spec, module, weights, task) if can_differentiate() else {}
     made = Bundle(
         spec=spec,

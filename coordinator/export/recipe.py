@@ -25,11 +25,12 @@ def recipe_of(spec: ModelSpec, module: nn.Module) -> Recipe | None:
     known = {tensor.name for tensor in spec.tensors} | {tensor.name for tensor in spec.frozen}
     draws = tuple(one for one in _draws(module) if one.tensor in known)
     random = {one.tensor for one in draws}
-    trials = [_drawn(spec, key) for key in _TRIALS]
-    constants = {name: float(value.flat[0]) for name, value in trials[0].items() if name not in random}
-    recipe = Recipe(draws, constants)
-    same = all(_draws_the_same(recipe, spec, key, trial) for key, trial in zip(_TRIALS, trials, strict=True))
-    return recipe if same else None
+    trial = _drawn(spec, _TRIALS[0])
+    recipe = Recipe(draws, {name: float(one.flat[0]) for name, one in trial.items() if name not in random})
+    same = _draws_the_same(recipe, spec, _TRIALS[0], trial)
+    if same and _draws_the_same(recipe, spec, _TRIALS[1], _drawn(spec, _TRIALS[1])):
+        return recipe
+    return None
 
 
 def _drawn(spec: ModelSpec, key: Key) -> dict[str, FlatArray]:

@@ -253,7 +253,7 @@ def _inputs(model: Model, graphs: list[str], num_samples: int, key: Key) -> Arra
     flat = found["x"].reshape(num_samples, -1)
     flat[:, : flat.shape[1] // 4] = 0
     if model.samples.vocabulary is not None:
-        ids = rng.integers(min(model.samples.vocabulary, MOST_IDS), size=found["x"].shape)
+        ids = _ids(rng, found["x"].shape, min(model.samples.vocabulary, MOST_IDS))
         found["x"] = ids if model.samples.ids else ids.astype(np.float32)
     if model.spec.reads.inputs:
         found["x"] = model.spec.reads.valid(found["x"])
@@ -266,6 +266,15 @@ def _inputs(model: Model, graphs: list[str], num_samples: int, key: Key) -> Arra
         if name in found:
             found[name] = np.array(value, np.float32)
     return found
+
+
+def _ids(rng: np.random.Generator, shape: tuple[int, ...], vocabulary: int) -> NDArray[np.int64]:
+    """Return random token ids: as many different ones as fit, and some of them twice."""
+    count = math.prod(shape)
+    ids = (rng.permutation(count) + rng.integers(vocabulary)) % vocabulary
+    if count <= vocabulary:
+        ids[: count // 4] = ids[count // 4 : 2 * (count // 4)]
+    return ids.reshape(shape)
 
 
 def _targets(model: Model, normal: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
