@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
+from torch.utils._python_dispatch import _disable_current_modes, autograd_would_have_decomposed
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from fleetune.protocols.model.torch_dispatch import Watching
@@ -75,7 +76,8 @@ class Recorder(Watching):  # type: ignore[no-untyped-call]
         name = self._names.get(tensor)
         if name is None:
             name = self._names[tensor] = f"%constant{len(self.constants)}"
-            self.constants[name] = tensor.detach().clone()
+            with _disable_current_modes():  # stand-ins for tensors have no values
+                self.constants[name] = tensor.detach().clone()
         return name
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -84,7 +86,12 @@ class Recorder(Watching):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs)
         rule = self._decompositions.get(func)
         if rule is None and func not in _SIZES and func._can_decompose():  # noqa: SLF001
-            rule = func.decompose
+            given = [
+                part
+                for one in (*args, *kwargs.values())
+                for part in (one if isinstance(one, list) else [one])
+            ]
+            rule = func.decompose if autograd_would_have_decomposed(func, given) else None
         if rule is not None:
             with self:
                 found = rule(*args, **kwargs)
@@ -98,6 +105,8 @@ class Recorder(Watching):  # type: ignore[no-untyped-call]
         if depends and _is_data_dependent(func, args):
             raise DataDependentError(f"data-dependent operator {func}")
         found = func(*args, **kwargs)
+        if func is torch.ops.aten.as_strided.default and type(found) is Tensor:
+            raise RuntimeError("autograd views the memory of a tensor; with stand-ins it repeats the slice")
         if func is torch.ops.aten.lift_fresh.default:  # a tensor made from numbers of Python
             func = torch.ops.aten.lift_fresh_copy.default
         self._note(str(func), given, named, found, depends)
