@@ -4,10 +4,13 @@ A coordinator without torch can run any model that was exported elsewhere.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from msgspec import UNSET, structs
+from numpy.typing import NDArray
 
 from fleetune.protocols.bundle.bundle import Bundle, read_bundle
 from fleetune.protocols.bundle.first_weights import (
@@ -42,6 +45,8 @@ class Model:
         flops_per_sample, activation_bytes_per_sample: see `protocols.wire.payloads.Enrolment`.
         bundle: bundle for devices without torch; None if not made yet.
         frozen: the tensors of its backbone; empty: it has none, or they are not known here.
+        buffers: buffers that the model's code makes, so no device receives them; empty if not known here.
+        tied: further names of tied tensors, with the first name of each; empty if not known here.
     """
 
     spec: ModelSpec
@@ -50,6 +55,8 @@ class Model:
     activation_bytes_per_sample: float
     bundle: Bundle | None
     frozen: Tensors = field(default_factory=dict)
+    buffers: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    tied: Mapping[str, str] = field(default_factory=dict)
 
 
 def find_model(settings: RunSettings) -> Model:
@@ -214,7 +221,7 @@ def _by_torch(settings: RunSettings) -> Model:
     try:
         from fleetune.coordinator.export.activation_bytes import activation_bytes
         from fleetune.coordinator.spec.partial_training import described
-        from fleetune.coordinator.spec.spec_from_torch import weights_of
+        from fleetune.coordinator.spec.spec_from_torch import built_buffers, tied_names, weights_of
         from fleetune.protocols.model.architectures import training_flops
         from fleetune.protocols.model.token_ids import samples_of
         from fleetune.protocols.model.torch_backbone import frozen_values
@@ -225,7 +232,8 @@ def _by_torch(settings: RunSettings) -> Model:
     _check_scale(settings, spec, ids=samples_of(module, input_shape).ids)
     with running_model(name, "cannot be trained"):
         flops, activations = training_flops(module, input_shape), activation_bytes(module, input_shape)
-    return Model(spec, weights, flops, activations, None, frozen)
+    buffers, tied = built_buffers(spec, module), tied_names(module)
+    return Model(spec, weights, flops, activations, None, frozen, buffers, tied)
 
 
 def _shaped(settings: RunSettings) -> ModelSection:

@@ -1,4 +1,4 @@
-"""Initial weights of a run from `model.weights`: another run's shared model, or a safetensors file.
+"""Initial weights of a run from `model.weights`: another run's shared model, or a file of weights.
 
 Running statistics are taken from the source if it has them; otherwise they keep the model's initial values.
 The source must contain all frozen tensors. A trainable tensor that is missing, or has another shape, keeps
@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from fleetune.coordinator.run.models import Model
 from fleetune.coordinator.run.stored_run import Run, look_at
+from fleetune.coordinator.run.weights_file import read_weights
 from fleetune.coordinator.store.stored_backbone import stored_backbone
-from fleetune.protocols.errors import FleetuneError, ModelError, SettingError
-from fleetune.protocols.input_files import open_input
+from fleetune.protocols.errors import ModelError, SettingError
 from fleetune.protocols.model.backbone_file import Tensors
 from fleetune.protocols.model.carried_layers import carry_over
 from fleetune.protocols.model.spec import Backbone, FlatArray, FrozenTensor, ModelSpec, TensorSpec
@@ -28,8 +28,6 @@ from fleetune.protocols.settings.run_settings import RunSettings
 log = logging.getLogger(__name__)
 
 FROM_RUN = "run:"
-_COUNTER = "num_batches_tracked"  # torch saves it with running statistics; no model of ours has it
-_FLOATS = ("F16", "F32", "F64")
 
 
 @dataclass(frozen=True)
@@ -79,7 +77,7 @@ def start_of(settings: RunSettings, model: Model, runs: Path) -> Start:
             raise SettingError(f"model.weights: run {name} cannot start from itself")
         return _from_run(name, model, runs)
     path = Path(settings.model.weights)
-    return _start(_read_file(path), model, str(path))
+    return _start(_without_built(read_weights(path), model, str(path)), model, str(path))
 
 
 def _from_run(name: str, model: Model, runs: Path) -> Start:
@@ -117,25 +115,30 @@ def _carried(run: Run, model: Model, name: str) -> Mapping[str, NDArray[Any]]:
     return {tensor.name: view for tensor, view in before.views(weights)}
 
 
-def _read_file(path: Path) -> Mapping[str, NDArray[Any]]:
-    """Return the float tensors in a safetensors file, by name."""
-    from safetensors import SafetensorError, safe_open
+def _without_built(
+    tensors: Mapping[str, NDArray[Any]], model: Model, source: str
+) -> Mapping[str, NDArray[Any]]:
+    """Return the tensors without tied names, and without buffers that the model's code makes as they are.
 
-    open_input(path, error=lambda line: ModelError(f"model.weights: cannot read {line}")).close()
-    try:
-        with safe_open(path, framework="numpy") as file:
-            names = [name for name in file.keys() if not name.endswith(_COUNTER)]  # noqa: SIM118 - no mapping
-            for name in names:
-                kind = file.get_slice(name).get_dtype()
-                if kind not in _FLOATS:
-                    raise ModelError(f"model.weights: {path}: tensor {name} is {kind}; save it as float32")
-            return {name: file.get_tensor(name) for name in names}
-    except FleetuneError:
-        raise
-    except OSError as problem:
-        raise ModelError(f"model.weights: cannot read {path}: {problem.strerror or 'no such file'}") from None
-    except SafetensorError as problem:
-        raise ModelError(f"model.weights: {path} is no safetensors file, or damaged ({problem})") from None
+    Raises:
+        ModelError: a file has other values for them.
+    """
+    found = dict(tensors)
+    for name, first in model.tied.items():
+        if name in found:
+            value = found.pop(name)
+            if not np.array_equal(found.setdefault(first, value), value):
+                raise ModelError(
+                    f"model.weights: {source}: tensors {first} and {name} differ; {model.spec.name} ties them"
+                )
+    for name, buffer in model.buffers.items():
+        value = found.pop(name, buffer)
+        if value.shape != buffer.shape or not np.allclose(value, buffer, rtol=1e-5, equal_nan=True):
+            raise ModelError(
+                f"model.weights: {source}: buffer {name} has other values than {model.spec.name} builds, and"
+                " devices build it too; set it in the model's function, and remove it from the file"
+            )
+    return found
 
 
 def _start(
@@ -183,6 +186,10 @@ def _assembled(tensors: Mapping[str, NDArray[Any]], model: Model, source: str) -
 
 
 def _checked(found: NDArray[Any], tensor: TensorSpec | FrozenTensor, source: str) -> FlatArray:
+    if found.dtype.kind != "f":
+        raise ModelError(
+            f"model.weights: {source}: tensor {tensor.name} is {found.dtype}; save it as float32"
+        )
     if found.shape != tensor.shape:
         raise ModelError(
             f"model.weights: {source}: tensor {tensor.name} is {found.shape}; the model has {tensor.shape}"
@@ -199,4 +206,7 @@ def _refuse_others(tensors: Mapping[str, NDArray[Any]], spec: ModelSpec, source:
     other = next((name for name in sorted(tensors) if name not in known), None)
     if other is not None:
         count = math.prod(tensors[other].shape)
-        raise ModelError(f"model.weights: {source}: tensor {other} ({count:,} values) is not in {spec.name}")
+        raise ModelError(
+            f"model.weights: {source}: tensor {other} ({count:,} values) is not in {spec.name}; remove it,"
+            " or name the tensors as the model's state_dict does"
+        )

@@ -2,10 +2,12 @@
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 from msgspec import UNSET
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fleetune.coordinator.spec.neuron_trace import NeuronTrace
@@ -23,7 +25,7 @@ from fleetune.protocols.model.spec import (
     ModelSpec,
     TensorSpec,
 )
-from fleetune.protocols.model.torch_backbone import NORMS, frozen_tensors, is_statistic
+from fleetune.protocols.model.torch_backbone import NORMS, frozen_tensors, is_counter, is_statistic
 from fleetune.protocols.randomness import Key
 
 
@@ -151,6 +153,24 @@ def weights_of(spec: ModelSpec, module: nn.Module) -> FlatArray:
     """Return the weights of a module that `spec` describes, shape (spec.size,)."""
     tensors = dict(module.named_parameters()) | dict(module.named_buffers())
     return np.concatenate([tensors[tensor.name].detach().numpy().ravel() for tensor in spec.tensors])
+
+
+def built_buffers(spec: ModelSpec, module: nn.Module) -> dict[str, NDArray[Any]]:
+    """Return the buffers in a module's state_dict that `spec` does not contain, by name."""
+    known = {tensor.name for tensor in spec.tensors} | {tensor.name for tensor in spec.frozen}
+    state = module.state_dict()
+    return {
+        name: state[name].detach().numpy()
+        for name, _ in module.named_buffers()
+        if name in state and name not in known and not is_counter(name)
+    }
+
+
+def tied_names(module: nn.Module) -> dict[str, str]:
+    """Return the further names of tied parameters, with the first name of each."""
+    first = {id(one): name for name, one in module.named_parameters()}
+    every = module.named_parameters(remove_duplicate=False)
+    return {name: first[id(one)] for name, one in every if first[id(one)] != name}
 
 
 def _tensors(name: str, module: nn.Module) -> dict[str, Tensor]:

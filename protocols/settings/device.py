@@ -52,7 +52,8 @@ class ModelSection(Settings, frozen=True):
         num_classes: number of outputs of the model for one sample: the classes, the numbers of a label, or
             for reconstruction the numbers of a sample. If left out, the data source gives it.
         weights: the weights that the run starts from: `run:NAME`, the shared model of another run in the same
-            folder, or a safetensors file. If left out, weights are drawn with the run's seed.
+            folder, or a file: safetensors, or a state_dict that torch.save wrote. If left out, weights are
+            drawn with the run's seed.
         init: distribution of the drawn weights. `default`: as torch initialises its layers. `kaiming`:
             convolutions are normal with variance 2 / fan out (He et al. 2015, as in torchvision), other
             layers as with `default`. Both give the same bits with and without torch.

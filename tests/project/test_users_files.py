@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from fleetune.coordinator.cli import app as coordinator
 from fleetune.coordinator.run.models import read_bundle_file
-from fleetune.coordinator.run.starting_weights import _read_file
+from fleetune.coordinator.run.weights_file import read_weights
 from fleetune.edge_agent.budget.owner_policy import read_policy
 from fleetune.edge_agent.datasets.npy_arrays import read_npy
 from fleetune.edge_agent.datasets.sources import load
@@ -59,7 +59,7 @@ READERS = {
     "cifar": load_cifar,
     "har": load_har,
     "classes": load_sounds,
-    "weights": _read_file,
+    "weights": read_weights,
     "bundle": read_bundle_file,
     "predictor": Predictor.of,
     "certificate": validity_of_file,

@@ -1,12 +1,14 @@
 """What a run starts from: another run's shared model, or a safetensors file."""
 
 from contextlib import closing
+from dataclasses import replace as replace_fields
 
 import numpy as np
 import pytest
 from msgspec.structs import replace
 from safetensors.numpy import load_file, save_file
 from tests.conftest import tiny_spec
+from tests.helpers.errors import raises
 from tests.tools.simulator.test_simulate import settings
 from typer.testing import CliRunner
 
@@ -138,7 +140,7 @@ def test_files_as_torch_saves_them_are_read(tmp_path):
         ({"c.weight": np.zeros((2, 2), np.float32)}, "tensor c.weight (4 values) is not in tiny"),
         ({"a.bias": np.full(6, np.nan, np.float32)}, "tensor a.bias holds NaN or infinite values"),
         ({"a.bias": np.full(6, 1e300)}, "tensor a.bias holds NaN or infinite values"),
-        ({"a.bias": np.zeros(6, np.int64)}, "tensor a.bias is I64; save it as float32"),
+        ({"a.bias": np.zeros(6, np.int64)}, "tensor a.bias is int64; save it as float32"),
     ],
 )
 def test_what_does_not_fit_is_one_line_that_names_the_tensor(tmp_path, change, said):
@@ -159,7 +161,7 @@ def test_what_does_not_fit_is_one_line_that_names_the_tensor(tmp_path, change, s
         ("run:nobody", "holds no run"),
         ("run:../sim", "is no name of a run"),
         ("nothing.safetensors", "cannot read nothing.safetensors"),
-        (__file__, "is no safetensors file, or damaged"),
+        (__file__, "is no safetensors file and no file of torch.save, or damaged"),
     ],
 )
 def test_where_nothing_can_be_started_from_is_one_line(first, weights, said):
@@ -173,6 +175,63 @@ def test_where_nothing_can_be_started_from_is_one_line(first, weights, said):
         prepare(wanted, first)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def torch_file(path, changes=None, wrap=lambda state: state):
+    torch = pytest.importorskip("torch")
+    state = {
+        name: torch.from_numpy(np.asarray(one)) for name, one in (tiny_tensors() | (changes or {})).items()
+    }
+    torch.save(wrap(state), path)
+    return path
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda state: state,
+        lambda state: {"epoch": 3, "state_dict": state},
+        lambda state: {f"module.{name}": one for name, one in state.items()},
+        lambda state: {name: one.bfloat16() for name, one in state.items()},
+    ],
+    ids=["plain", "checkpoint", "parallel", "bfloat16"],
+)
+def test_a_state_dict_of_torch_is_read(tmp_path, wrap):
+    path = torch_file(tmp_path / "w.pt", {"n.num_batches_tracked": np.array(7)}, wrap)
+    assert (read(path) == 0.5).all()
+
+
+class Code:
+    def __reduce__(self):
+        return (pytest.fail, ("the file's code ran",))
+
+
+@pytest.mark.parametrize("wrap", [lambda _: Code(), lambda _: [1, 2], lambda _: {"lr": 0.1}])
+def test_a_torch_file_without_a_state_dict_runs_nothing_and_is_refused(tmp_path, wrap):
+    with raises(ModelError, "w.pt", remedy="torch.save"):
+        read(torch_file(tmp_path / "w.pt", wrap=wrap))
+
+
+def test_a_damaged_torch_file_is_one_line(tmp_path):
+    path = torch_file(tmp_path / "w.pt")
+    path.write_bytes(path.read_bytes()[:-200])
+    with raises(ModelError, "w.pt"):
+        read(path)
+
+
+def test_buffers_and_tied_names_of_the_models_code_may_be_in_the_file(tmp_path):
+    table = np.arange(3)
+    model = replace_fields(tiny_model(), buffers={"ids": table}, tied={"z.weight": "b.weight"})
+    tied = tiny_tensors()["b.weight"]
+    assert (read(torch_file(tmp_path / "w", {"ids": table, "z.weight": tied}), model) == 0.5).all()
+    only_second = {**tiny_tensors(), "z.weight": tied}
+    del only_second["b.weight"]
+    save_file(only_second, tmp_path / "second")
+    assert (read(tmp_path / "second", model) == 0.5).all()
+    with raises(ModelError, "buffer ids"):
+        read(torch_file(tmp_path / "w", {"ids": table + 1}), model)
+    with raises(ModelError, "b.weight", "z.weight"):
+        read(torch_file(tmp_path / "w", {"z.weight": tied + 1}), model)
 
 
 def test_a_folder_in_place_of_a_file_is_one_line(tmp_path):

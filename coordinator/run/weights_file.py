@@ -1,0 +1,90 @@
+"""Reads the tensors of a safetensors file, or of a file that `torch.save` wrote of a state_dict."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from fleetune.protocols.errors import FleetuneError, ModelError
+from fleetune.protocols.input_files import open_input
+
+_COUNTER = "num_batches_tracked"  # torch saves it with running statistics; no model of ours has it
+_WRAPPERS = ("state_dict", "model_state_dict", "model")  # keys of checkpoints that hold the state_dict
+_PARALLEL = "module."  # torch's DataParallel puts it before every name
+_NUMPY_READS = ("F16", "F32", "F64", "I8", "I16", "I32", "I64", "U8", "U16", "U32", "U64", "BOOL")
+
+Arrays = Mapping[str, NDArray[Any]]
+
+
+def read_weights(path: Path) -> Arrays:
+    """Return the tensors in a file by name, without the counters of normalisation layers.
+
+    Raises:
+        ModelError: the file is missing, damaged or of another kind, or is read by torch, which is missing.
+    """
+    with open_input(path, error=lambda line: ModelError(f"model.weights: cannot read {line}")) as file:
+        start = file.read(9)
+    by_torch = start[8:] != b"{" and (start.startswith((b"PK", b"\x80")))
+    found = _read_torch(path) if by_torch else _read_safetensors(path)
+    return {name: value for name, value in found.items() if not name.endswith(_COUNTER)}
+
+
+def _read_safetensors(path: Path) -> Arrays:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="numpy") as file:
+            kinds = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118 - no mapping
+            for name, kind in kinds.items():
+                if kind not in _NUMPY_READS:
+                    raise ModelError(f"model.weights: {path}: tensor {name} is {kind}; save it as float32")
+            return {name: file.get_tensor(name) for name in kinds}
+    except FleetuneError:
+        raise
+    except OSError as problem:
+        raise ModelError(f"model.weights: cannot read {path}: {problem.strerror or 'no such file'}") from None
+    except SafetensorError as problem:
+        raise ModelError(
+            f"model.weights: {path} is no safetensors file and no file of torch.save, or damaged ({problem})"
+        ) from None
+
+
+def _read_torch(path: Path) -> Arrays:
+    try:
+        import torch
+    except ImportError:
+        raise ModelError(
+            f"model.weights: {path} is read by torch, which is not installed here: pip install torch, or save"
+            " it with safetensors.torch.save_file"
+        ) from None
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)  # True: no code of the file runs
+    except Exception as problem:  # noqa: BLE001 - torch raises errors of many types for damaged files
+        line = " ".join(str(problem).split())[:200]
+        raise ModelError(
+            f"model.weights: {path} holds more than tensors, or is damaged ({line}); write it with"
+            " torch.save(model.state_dict(), FILE)"
+        ) from None
+    tensors = _state_dict(found)
+    if not tensors:
+        raise ModelError(
+            f"model.weights: {path} holds {type(found).__name__} without tensors; write it with"
+            " torch.save(model.state_dict(), FILE)"
+        )
+    return {
+        name: (value.float() if value.dtype == torch.bfloat16 else value).detach().numpy()
+        for name, value in tensors.items()
+    }
+
+
+def _state_dict(found: Any) -> dict[str, Any]:
+    """Return the tensors of a state_dict, or of one in a checkpoint, with the names of the model itself."""
+    inner = next((found[key] for key in _WRAPPERS if isinstance(found, dict) and key in found), found)
+    state = inner if isinstance(inner, Mapping) else found
+    if not isinstance(state, Mapping):
+        return {}
+    tensors = {str(name): value for name, value in state.items() if hasattr(value, "detach")}
+    if tensors and all(name.startswith(_PARALLEL) for name in tensors):
+        return {name.removeprefix(_PARALLEL): value for name, value in tensors.items()}
+    return tensors
