@@ -39,7 +39,7 @@ def text_classifier(shapes: dict[str, tuple[int, ...]], num_classes: int) -> nn.
 
 
 def news() -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """AG News for `text_classifier`: ids of the first words of each text, a mask of them, and four classes."""
+    """AG News for `text_classifier`: ids of each text's first words, a mask of them, and four classes."""
     with gzip.open(FILE, "rt", encoding="utf-8", newline="") as file:
         rows = list(csv.reader(file))
     ids = np.zeros((len(rows), WORDS), np.int64)
@@ -49,7 +49,7 @@ def news() -> tuple[dict[str, np.ndarray], np.ndarray]:
     return {"input_ids": ids, "attention_mask": ids > 0}, np.array([int(row[0]) - 1 for row in rows])
 
 
-def keywords(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+def keywords(_: tuple[int, ...], num_classes: int) -> nn.Module:
     """DS-CNN (Zhang et al. 2018) for spoken words, with log-mel features of shape (1, mels, frames)."""
     width = 64
     layers: list[nn.Module] = [

@@ -7,6 +7,7 @@ import json
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 from tests.helpers.places import ROOT
 from tests.zoo.models import ZOO, ZooModel
+from tests.zoo.step_memory import KEY, random_batch
 
 from fleetune.coordinator.export.make_bundle import make_run_model_bundle
 from fleetune.coordinator.export.steps import prepare
@@ -29,14 +31,12 @@ from fleetune.edge_agent.training.torch_backend import TorchBackend
 from fleetune.protocols.bundle.bundle import TRAIN
 from fleetune.protocols.errors import ModelError
 from fleetune.protocols.model.torch_backbone import frozen_values
-from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.device import ModelSection
 from fleetune.protocols.tasks import task_of
 
-KEY = Key.of("zoo")
 BATCHES = 3  # the best one counts: at a kink of ReLU rounding decides, but a wrong graph is always wrong
 GRADIENT_FLOOR, WEIGHTS_FLOOR = 2e-5, 1e-3  # accepted without a look at torch's own error
-SAMPLES, STEPS, RATE = 16, 3, 0.01
+STEPS, RATE = 3, 0.01
 SECONDS = 600  # for one model
 PACKAGES = {"tv": "torchvision", "timm": "timm", "hf": "transformers"}
 
@@ -54,6 +54,8 @@ class Outcome:
         weights_error: the error of the weights after three steps, relative to their change in float64.
         torch_weights_error: that of torch in float32.
         step_ratio: time of a step with ONNX Runtime over that with torch.
+        megabytes: memory that three steps take with ONNX Runtime, above the process before its first step.
+        torch_megabytes: the same with torch.
         groups: number of groups of neurons; `maskable` is the share of the entries in them.
     """
 
@@ -65,6 +67,8 @@ class Outcome:
     weights_error: float | None = None
     torch_weights_error: float | None = None
     step_ratio: float | None = None
+    megabytes: float | None = None
+    torch_megabytes: float | None = None
     groups: int = 0
     maskable: float = 0.0
 
@@ -100,6 +104,7 @@ def examine(model: ZooModel) -> Outcome:
         seconds,
         *(*gradient, *ends),
         _step_ratio(backends, weights),
+        *(_megabytes_apart(bundle, trainer) for trainer in ("onnx", "torch")),
         len(spec.groups),
         spec.share_in_groups,
     )
@@ -139,7 +144,7 @@ def _errors(trainers, weights, index):
     for trainer in trainers:
         trainer.load(weights)
         for step in range(STEPS):
-            trainer.step(*_batch(trainers[0], index, step), KEY.child(index, step))
+            trainer.step(*random_batch(trainers[0], index, step), KEY.child(index, step))
             if step == 0:
                 gradients.append(trainer.gradient[:count].copy())
             trainer.weights[:count] -= RATE * trainer.gradient[:count]
@@ -153,33 +158,28 @@ def _relative(found, start):
     return [float(np.linalg.norm(one - exact) / np.linalg.norm(exact - start)) for one in (by_onnx, by_torch)]
 
 
-def _batch(backend, index, step):
-    rng, spec, task = KEY.child("batch", index, step).generator(), backend.spec, backend.task
-    shape = (SAMPLES, *spec.input_shape)
-    if backend.vocabulary is None:
-        x = rng.normal(size=shape).astype(np.float32)
-    else:
-        x = rng.integers(backend.vocabulary, size=shape)
-    if spec.reads.inputs:
-        x = spec.reads.valid(x)
-    target = task.target_shape(spec.num_classes, spec.input_shape)
-    if target:
-        return x, rng.normal(size=(SAMPLES, *target)).astype(np.float32)
-    return x, rng.integers(spec.num_classes, size=SAMPLES)
-
-
 def _step_ratio(backends, weights):
     medians = []
     for backend in backends:
         backend.load(weights)
         times = []
         for step in range(7):
-            given = _batch(backend, 0, step)
+            given = random_batch(backend, 0, step)
             start = time.perf_counter()
             backend.step(*given, KEY)
             times.append(time.perf_counter() - start)
         medians.append(statistics.median(times[2:]))
     return medians[1] / medians[0]
+
+
+def _megabytes_apart(bundle, trainer):
+    """The memory of a trainer's steps, in a process that has imported nothing else."""
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(bundle.encoded())
+        file.flush()
+        command = [sys.executable, "-W", "ignore", "-m", "tests.zoo.step_memory", trainer, file.name]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
+    return float(done.stdout.splitlines()[-1])
 
 
 def examine_apart(model: ZooModel) -> Outcome:
@@ -210,6 +210,8 @@ def _row(model, outcome):
         figure(outcome.weights_error, ".0e"),
         figure(outcome.torch_weights_error, ".0e"),
         figure(outcome.step_ratio, ".2f"),
+        figure(outcome.megabytes, ".0f"),
+        figure(outcome.torch_megabytes, ".0f"),
         outcome.groups or None,
         round(100 * outcome.maskable) if outcome.groups else None,
         " ".join(outcome.refusal.removeprefix(f"model {model.path!r} cannot be exported: ").split())[:200],
@@ -218,8 +220,14 @@ def _row(model, outcome):
 
 COLUMNS = [
     "model", "family", "parameters", "exports", "export, processor s", "gradient error", "torch's",
-    "error after 3 steps", "torch's own", "step, onnx / torch", "groups", "% in groups", "reason",
+    "error after 3 steps", "torch's own", "step, onnx / torch", "MB of steps", "torch's MB", "groups",
+    "% in groups", "reason",
 ]  # fmt: skip
+NOTE = (
+    "Random first weights, batches of 16, one thread of an x86-64 processor that other work shared."
+    " Errors are relative to float64. The time of an export includes its comparison with torch."
+    " Memory is the growth of a process that trains with only this trainer."
+)
 
 
 def main(arguments: list[str]) -> None:
@@ -239,7 +247,9 @@ def main(arguments: list[str]) -> None:
             print(*rows[-1], sep=" | ", flush=True)
     if file:
         repeat = f"python -m tests.zoo.measure {' '.join([*names, '--write'])} {file}"
-        file.write_text(json.dumps({"columns": COLUMNS, "rows": rows, "repeat": repeat}, indent=1) + "\n")
+        file.write_text(
+            json.dumps({"columns": COLUMNS, "rows": rows, "note": NOTE, "repeat": repeat}, indent=1) + "\n"
+        )
 
 
 if __name__ == "__main__":
