@@ -8,10 +8,11 @@ from numpy.typing import NDArray
 
 from fleetune.protocols.errors import FleetuneError, ModelError
 from fleetune.protocols.input_files import open_input
+from fleetune.protocols.one_line import flat
 
 _COUNTER = "num_batches_tracked"  # torch saves it with running statistics; no model of ours has it
 _WRAPPERS = ("state_dict", "model_state_dict", "model")  # keys of checkpoints that hold the state_dict
-_PARALLEL = "module."  # torch's DataParallel puts it before every name
+_PREFIXES = ("module.", "_orig_mod.")  # DataParallel and torch.compile put them before every name
 _NUMPY_READS = ("F16", "F32", "F64", "I8", "I16", "I32", "I64", "U8", "U16", "U32", "U64", "BOOL")
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -60,22 +61,29 @@ def _read_torch(path: Path) -> Arrays:
         ) from None
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)  # True: no code of the file runs
-    except Exception as problem:  # noqa: BLE001 - torch raises errors of many types for damaged files
-        line = " ".join(str(problem).split())[:200]
+    except Exception as problem:
         raise ModelError(
-            f"model.weights: {path} holds more than tensors, or is damaged ({line}); write it with"
+            f"model.weights: {path} holds more than tensors, or is damaged; write it with"
             " torch.save(model.state_dict(), FILE)"
-        ) from None
+        ) from problem
     tensors = _state_dict(found)
     if not tensors:
         raise ModelError(
             f"model.weights: {path} holds {type(found).__name__} without tensors; write it with"
             " torch.save(model.state_dict(), FILE)"
         )
-    return {
-        name: (value.float() if value.dtype == torch.bfloat16 else value).detach().numpy()
-        for name, value in tensors.items()
-    }
+    return {flat(name): _as_array(path, flat(name), value) for name, value in tensors.items()}
+
+
+def _as_array(path: Path, name: str, value: Any) -> NDArray[Any]:
+    narrow = value.is_floating_point() and value.dtype.itemsize == 2  # NumPy has no bfloat16
+    try:
+        found: NDArray[Any] = (value.float() if narrow else value).detach().numpy()
+    except (RuntimeError, TypeError, NotImplementedError) as problem:  # sparse, quantised, or without values
+        raise ModelError(
+            f"model.weights: {path}: tensor {name} is {value.dtype}, {value.layout}; save it as float32"
+        ) from problem
+    return found
 
 
 def _state_dict(found: Any) -> dict[str, Any]:
@@ -85,6 +93,7 @@ def _state_dict(found: Any) -> dict[str, Any]:
     if not isinstance(state, Mapping):
         return {}
     tensors = {str(name): value for name, value in state.items() if hasattr(value, "detach")}
-    if tensors and all(name.startswith(_PARALLEL) for name in tensors):
-        return {name.removeprefix(_PARALLEL): value for name, value in tensors.items()}
+    for prefix in _PREFIXES:
+        if tensors and all(name.startswith(prefix) for name in tensors):
+            tensors = {name.removeprefix(prefix): value for name, value in tensors.items()}
     return tensors

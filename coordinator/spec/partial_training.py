@@ -46,12 +46,12 @@ def described(settings: ModelSection, key: Key) -> tuple[ModelSpec, nn.Module]:
 
 
 def _interface(settings: ModelSection, shape: tuple[int, ...], num_classes: int) -> Interface:
-    interface = interface_of_shapes(settings.inputs, settings.output)
+    interface = interface_of_shapes(settings.shapes_of_inputs, settings.output)
     if not interface.inputs:
         return interface
     with torch.random.fork_rng(devices=[]):
         module = untried(settings.name, shape, num_classes, interface)
-    return with_types(settings.name, module, interface)
+    return with_types(settings.name, module, interface, settings.types_of_inputs)
 
 
 def _check_int8(spec: ModelSpec, module: nn.Module) -> None:

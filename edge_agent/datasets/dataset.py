@@ -1,5 +1,6 @@
 """`Dataset`, the samples that every format and source gives, and the checks on them."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from fleetune.protocols.bounds import MOST_IDS
 from fleetune.protocols.errors import DataError
+
+ArrayShapes = tuple[tuple[str, tuple[int, ...]], ...]
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,7 @@ class Dataset:
         source: the source as the user wrote it, for messages.
         benchmark: True if the test samples are those of a published benchmark. Simulations partition all its
             samples among devices, as the papers do. Samples that users mark in their own data stay as marked.
+        arrays: name and shape in a sample of each array that a row of x consists of; empty: x is one array.
         block: block number of each sample, shape (n,). Samples of a block overlap, so they belong to the same
             part of the split. None: each sample is its own block.
     """
@@ -37,6 +41,7 @@ class Dataset:
     source: str = "data"
     benchmark: bool = False
     block: NDArray[np.int64] | None = None
+    arrays: ArrayShapes = ()
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -71,7 +76,11 @@ def make_dataset(
     Raises:
         DataError: there are no samples, lengths differ, or a column has the wrong type.
     """
-    inputs = _inputs(source, rows_of(source, x) if isinstance(x, Mapping) else as_array(source, "x", x))
+    arrays: ArrayShapes = ()
+    if isinstance(x, Mapping):
+        named = {name: as_array(source, name, x[name]) for name in sorted(x)}
+        x, arrays = rows_of(source, named), tuple((name, one.shape[1:]) for name, one in named.items())
+    inputs = _inputs(source, as_array(source, "x", x))
     labels = _labels(source, np.zeros((len(inputs), 0)) if y is None else as_array(source, "y", y))
     if len(labels) != len(inputs):
         raise DataError(
@@ -102,19 +111,19 @@ def make_dataset(
         source,
         benchmark,
         None if blocks is None else blocks.astype(np.int64, copy=False),
+        arrays,
     )
 
 
-def rows_of(source: str, inputs: Mapping[str, ArrayLike]) -> NDArray[np.float32]:
+def rows_of(source: str, arrays: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
     """Return samples of several arrays as rows, shape (n, numbers of a sample).
 
-    The order is that of `protocols.model.interface`.
+    `arrays` are in the order of their names, as in `protocols.model.interface`.
     Bytes with two or more axes in a sample are images, and are divided by 255. All other numbers stay.
 
     Raises:
         DataError: an array holds no numbers, or numbers that float32 rounds, or their lengths differ.
     """
-    arrays = {name: as_array(source, name, inputs[name]) for name in sorted(inputs)}
     first = next(iter(arrays))
     for name, array in arrays.items():
         if array.dtype.kind not in "buif" or array.ndim < 1:
@@ -130,7 +139,7 @@ def rows_of(source: str, inputs: Mapping[str, ArrayLike]) -> NDArray[np.float32]
         array.astype(np.float32) / (255 if array.dtype == np.uint8 and array.ndim > 2 else 1)
         for array in arrays.values()
     ]
-    return np.concatenate([one.reshape(len(one), -1) for one in rows], axis=1)
+    return np.concatenate([one.reshape(len(one), math.prod(one.shape[1:])) for one in rows], axis=1)
 
 
 def as_array(source: str, name: str, column: ArrayLike) -> NDArray[Any]:

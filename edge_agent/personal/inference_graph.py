@@ -21,6 +21,7 @@ from fleetune.protocols.errors import DataError, ModelError
 from fleetune.protocols.input_files import read_input
 from fleetune.protocols.model.backbone_file import Tensors
 from fleetune.protocols.model.input_scaling import as_floats, over_channels
+from fleetune.protocols.model.interface import Interface, ModelInput
 from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.settings.task import TaskSection
 from fleetune.protocols.tasks import CLASSIFICATION, task_of
@@ -110,6 +111,7 @@ class Predictor:
         task: task that the model was trained for.
         threshold: a larger error marks an anomaly; None if not known, or if the task has no threshold.
         false_alarms: fraction of normal samples that the threshold marks as anomalies; None if not known.
+        inputs: the inputs in a sample's row, if the model takes several.
     """
 
     session: Any
@@ -118,6 +120,7 @@ class Predictor:
     task: Task = CLASSIFICATION
     threshold: float | None = None
     false_alarms: FalseAlarms | None = None
+    inputs: tuple[ModelInput, ...] = ()
 
     @classmethod
     def of(cls, model: bytes | Path) -> "Predictor":
@@ -137,12 +140,13 @@ class Predictor:
             names = tuple(json.loads(about["class_names"]))
             task = task_of(msgspec.json.decode(about.get("task", "{}"), type=TaskSection))
             threshold = json.loads(about.get("threshold", "null"))
+            inputs = msgspec.json.decode(about.get("inputs", "[]"), type=tuple[ModelInput, ...])
             alarms = msgspec.json.decode(about.get("false_alarms", "null"), type=FalseAlarms | None)
         except ModelError:
             raise
         except Exception as problem:  # ONNX Runtime's exceptions have no common base class
             raise ModelError(f"this is no model that edge-agent export wrote: {problem!s:.200}") from problem
-        return cls(session, names, tuple(given.shape[1:]), task, threshold, alarms)
+        return cls(session, names, tuple(given.shape[1:]), task, threshold, alarms, inputs)
 
     def answers(self, x: NDArray[np.generic]) -> dict[str, NDArray[Any]]:
         """Return all outputs for each sample, by their names in `edge_agent.personal.task_answers`.
@@ -159,6 +163,8 @@ class Predictor:
         if x.shape[1:] != self.input_shape and (1, *x.shape[1:]) != self.input_shape:
             raise DataError(f"samples have shape {x.shape[1:]}; the model takes {self.input_shape}")
         x = x.reshape(len(x), *self.input_shape)
+        if problem := Interface(self.inputs).problem(x):
+            raise DataError(problem)
         (given,) = self.session.get_inputs()
         kind = np.int64 if given.type == "tensor(int64)" else np.float32
         names = [one.name for one in self.session.get_outputs()]

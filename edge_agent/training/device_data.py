@@ -8,7 +8,7 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetune.edge_agent.datasets.dataset import Dataset
+from fleetune.edge_agent.datasets.dataset import ArrayShapes, Dataset
 from fleetune.edge_agent.datasets.npz import write_npz
 from fleetune.edge_agent.datasets.sources import load
 from fleetune.edge_agent.datasets.train_test_split import select_below, split_draws
@@ -16,6 +16,7 @@ from fleetune.edge_agent.training.backend import InputArray, LabelArray
 from fleetune.protocols.errors import DataError, SettingError
 from fleetune.protocols.method.trainer import Part
 from fleetune.protocols.model.input_scaling import Mean, Std, as_floats, check_channels, over_channels
+from fleetune.protocols.model.interface import listed_shapes
 from fleetune.protocols.model.spec import ModelSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.tasks import CLASSIFICATION
@@ -43,6 +44,7 @@ class DeviceData:
             position.
         never_trained: True at validation samples that only serve to score models (anomalies for an
             autoencoder), shape (n,). They count in no loss; None if there are none.
+        arrays: see `Dataset.arrays`.
     """
 
     x_train: Inputs
@@ -57,6 +59,7 @@ class DeviceData:
     source: str = "data"
     order: Rows | None = None
     never_trained: NDArray[np.bool_] | None = None
+    arrays: ArrayShapes = ()
 
     def part(self, part: Part) -> tuple[Inputs, LabelArray]:
         """Return the stored inputs and labels of a part."""
@@ -205,7 +208,10 @@ def _parts(dataset: Dataset, train: Rows, validation: Rows, test: Rows) -> Devic
     x, y = dataset.x, dataset.y
     order = np.argsort(np.concatenate([train, validation]), kind="stable") if validation.size else None
     return DeviceData(
-        x[train], y[train], x[validation], y[validation], x[test], y[test], source=dataset.source, order=order
+        *(x[train], y[train], x[validation], y[validation], x[test], y[test]),
+        source=dataset.source,
+        order=order,
+        arrays=dataset.arrays,
     )
 
 
@@ -276,9 +282,9 @@ def check_fits(data: DeviceData, spec: ModelSpec, task: Task = CLASSIFICATION) -
         _check_finite(data.source, data.part(part)[0], f" in the {part} samples")
     return replace(
         data,
-        x_train=_shaped(data.x_train, spec, data.source),
-        x_validation=_shaped(data.x_validation, spec, data.source),
-        x_test=_shaped(data.x_test, spec, data.source),
+        x_train=_shaped(data.x_train, spec, data.source, data.arrays),
+        x_validation=_shaped(data.x_validation, spec, data.source, data.arrays),
+        x_test=_shaped(data.x_test, spec, data.source, data.arrays),
     )
 
 
@@ -287,7 +293,7 @@ def all_fit(dataset: Dataset, spec: ModelSpec, task: Task) -> bool:
     try:
         labels = task.checked(dataset.y, spec.num_classes, dataset.source)
         _check_finite(dataset.source, dataset.x, "")
-        _shaped(dataset.x, spec, dataset.source)
+        _shaped(dataset.x, spec, dataset.source, dataset.arrays)
     except (DataError, SettingError):
         return False
     trained_on = task.trained_on(labels)
@@ -361,10 +367,10 @@ def fits_input(found: tuple[int, ...], wanted: tuple[int, ...], *, as_bytes: boo
     return as_bytes and channels_last
 
 
-def _shaped(x: Inputs, spec: ModelSpec, source: str) -> Inputs:
+def _shaped(x: Inputs, spec: ModelSpec, source: str, arrays: ArrayShapes) -> Inputs:
     found, wanted = x.shape[1:], spec.input_shape
-    if spec.reads.inputs:
-        _check_inputs(x, spec, source)
+    if spec.reads.inputs or arrays:
+        _check_inputs(x, spec, source, arrays)
     if found == wanted:
         return x
     if (1, *found) == wanted:
@@ -374,8 +380,17 @@ def _shaped(x: Inputs, spec: ModelSpec, source: str) -> Inputs:
     raise DataError(f"{source}: samples have shape {found}; expected {wanted}, as the model takes")
 
 
-def _check_inputs(x: Inputs, spec: ModelSpec, source: str) -> None:
+def _without_ones(arrays: ArrayShapes) -> ArrayShapes:
+    """Return the shapes without axes of one position, which do not change the order of numbers."""
+    return tuple((name, tuple(size for size in shape if size != 1)) for name, shape in arrays)
+
+
+def _check_inputs(x: Inputs, spec: ModelSpec, source: str, arrays: ArrayShapes) -> None:
     """Raise DataError unless samples are rows of the model's several inputs."""
+    wanted = tuple((one.name, one.shape) for one in spec.reads.inputs)
+    if arrays and _without_ones(arrays) != _without_ones(wanted):
+        takes = f"the inputs {spec.reads}" if wanted else "a single array, x"
+        raise DataError(f"{source}: it has the arrays {listed_shapes(arrays)}; the model takes {takes}")
     if x.shape[1:] != spec.input_shape:
         raise DataError(
             f"{source}: samples have shape {x.shape[1:]}; the model takes the inputs {spec.reads}: save each"

@@ -5,7 +5,7 @@ each is flattened, and they stand side by side in the alphabetical order of thei
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -69,8 +69,8 @@ class Interface:
         return sum(one.size for one in self.inputs)
 
     def __str__(self) -> str:
-        """Return the inputs in one line, such as `image 1x28x28, numbers 5`."""
-        return ", ".join(f"{one.name} {'x'.join(map(str, one.shape or (1,)))}" for one in self.inputs)
+        """Return the inputs in one line."""
+        return listed_shapes((one.name, one.shape) for one in self.inputs)
 
     def problem(self, rows: NDArray[np.generic]) -> str | None:
         """Return what is wrong with samples, shape (n, size); None if they fit the inputs."""
@@ -102,6 +102,11 @@ class Interface:
 PLAIN = Interface()
 
 
+def listed_shapes(arrays: Iterable[tuple[str, tuple[int, ...]]]) -> str:
+    """Return names and shapes in one line, such as `image 1x28x28, age (a number)`."""
+    return ", ".join(f"{name} {'x'.join(map(str, shape)) or '(a number)'}" for name, shape in arrays)
+
+
 def interface_of_shapes(shapes: Mapping[str, tuple[int, ...]], output: str = "") -> Interface:
-    """Return the interface of a model that takes arrays of these shapes; all are numbers."""
+    """Return the interface of a model that takes arrays of these shapes; all are float32."""
     return Interface(tuple(ModelInput(name, tuple(shapes[name])) for name in sorted(shapes)), output)

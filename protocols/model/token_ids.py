@@ -100,6 +100,14 @@ def vocabulary_of(module: nn.Module, blank: Tensor, changed: Tensor) -> int | No
     return min(sizes, default=None)
 
 
+def is_looked_up(module: nn.Module, blank: Tensor, changed: Tensor) -> bool:
+    """True if a look-up finds other rows, or none, for the changed samples."""
+    before, after = _lookups(module, blank), _lookups(module, changed)
+    return len(before) != len(after) or any(
+        not torch.equal(one, other) for (_, one), (_, other) in zip(before, after, strict=True)
+    )
+
+
 def _lookups(module: nn.Module, batch: Tensor) -> list[tuple[int, Tensor]]:
     """Return a forward pass's look-ups as (number of rows, looked-up rows); none if the pass fails."""
     watch = _Watch()

@@ -2,8 +2,10 @@
 
 import inspect
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import combinations, product
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -12,11 +14,11 @@ from torch import Tensor, nn
 from fleetune.protocols.bounds import MOST_IDS
 from fleetune.protocols.errors import ModelError
 from fleetune.protocols.model.interface import InputType, Interface
-from fleetune.protocols.model.token_ids import vocabulary_of
+from fleetune.protocols.model.token_ids import is_looked_up, vocabulary_of
 from fleetune.protocols.user_code import as_line
 
 LOGITS = "logits"
-_OTHER_TYPES: tuple[InputType, ...] = ("bool", "int64")
+_OTHER_TYPES: tuple[InputType, ...] = ("int64", "bool")
 _NAMED = 8  # entries of an output in a message
 
 
@@ -37,50 +39,95 @@ def attach(name: str, module: nn.Module, interface: Interface) -> None:
     module.register_forward_hook(_Pick(name, interface.output))
 
 
-def with_types(name: str, module: nn.Module, interface: Interface) -> Interface:
+def with_types(
+    name: str, module: nn.Module, interface: Interface, given: Mapping[str, InputType] = MappingProxyType({})
+) -> Interface:
     """Return the interface with the type of each input, and its vocabulary if it is looked up.
 
-    An input is float32 if the module runs so, else bool, else int64. The fewest inputs are not float32.
+    An input is float32 if the module runs so; the fewest inputs are not. Else it is int64 if look-ups depend
+    on it, else bool if the module runs so, else int64.
+
+    Args:
+        name: the model's name, for messages.
+        module: the module.
+        interface: its inputs.
+        given: types by name that are not to be found.
 
     Raises:
         ModelError: the module runs with none of these types.
     """
     passing, failures = _passing(name, module, interface), list[Exception]()
-    for typed in _typings(interface):
-        handle = module.register_forward_pre_hook(_Split(typed, passing), with_kwargs=True)
+    for typed in _typings(interface, given):
         try:
-            _run(module, _blank(typed))
-            return _with_vocabularies(module, typed)
+            with _splitting(module, typed, passing):
+                _run(module, _blank(typed))
         except Exception as problem:  # noqa: BLE001 - a user's module may raise anything
             failures.append(problem)
-        finally:
-            handle.remove()
+            continue
+        return _with_vocabularies(module, _with_masks(module, typed, passing, given), passing)
     raise ModelError(
         f"model {name!r} cannot take inputs {interface}, as float32, bool or int64: {as_line(failures[0])}"
     )
 
 
-def _typings(interface: Interface) -> Iterator[Interface]:
-    places = range(len(interface.inputs))
-    for count in range(len(interface.inputs) + 1):
+@contextmanager
+def _splitting(module: nn.Module, interface: Interface, passing: str) -> Iterator[None]:
+    handle = module.register_forward_pre_hook(_Split(interface, passing), with_kwargs=True)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _typings(interface: Interface, given: Mapping[str, InputType]) -> Iterator[Interface]:
+    places = [place for place, one in enumerate(interface.inputs) if one.name not in given]
+    for count in range(len(places) + 1):
         for changed in combinations(places, count):
             for types in product(_OTHER_TYPES, repeat=count):
                 found = dict(zip(changed, types, strict=True))
                 inputs = (
-                    replace(one, type=found.get(place, "float32"))
+                    replace(one, type=given.get(one.name, found.get(place, "float32")))
                     for place, one in enumerate(interface.inputs)
                 )
                 yield replace(interface, inputs=tuple(inputs))
 
 
-def _with_vocabularies(module: nn.Module, interface: Interface) -> Interface:
+def _with_masks(
+    module: nn.Module, interface: Interface, passing: str, given: Mapping[str, InputType]
+) -> Interface:
+    """Return the interface with bool for int64 inputs on which no look-up depends, if the module runs so."""
+    for index, (one, place) in enumerate(interface.places):
+        if one.type != "int64" or one.name in given:
+            continue
+        with _splitting(module, interface, passing):
+            if is_looked_up(module, _blank(interface), _changed(interface, place)):
+                continue
+        inputs = list(interface.inputs)
+        inputs[index] = replace(one, type="bool")
+        masked = replace(interface, inputs=tuple(inputs))
+        try:
+            with _splitting(module, masked, passing):
+                _run(module, _blank(masked))
+        except Exception:  # noqa: BLE001, S112 - a user's module may raise anything
+            continue
+        interface = masked
+    return interface
+
+
+def _with_vocabularies(module: nn.Module, interface: Interface, passing: str) -> Interface:
     inputs = []
-    for one, place in interface.places:
-        blank, changed = _blank(interface), _blank(interface)
-        changed[:, place] += 1
-        rows = vocabulary_of(module, blank, changed) if one.type == "int64" else None
-        inputs.append(replace(one, vocabulary=None if rows is None else min(rows, MOST_IDS)))
+    with _splitting(module, interface, passing):
+        for one, place in interface.places:
+            changed = _changed(interface, place)
+            rows = vocabulary_of(module, _blank(interface), changed) if one.type == "int64" else None
+            inputs.append(replace(one, vocabulary=None if rows is None else min(rows, MOST_IDS)))
     return replace(interface, inputs=tuple(inputs))
+
+
+def _changed(interface: Interface, place: slice) -> Tensor:
+    rows = _blank(interface)
+    rows[:, place] += 1
+    return rows
 
 
 def _blank(interface: Interface) -> Tensor:
@@ -103,14 +150,16 @@ def _passing(name: str, module: nn.Module, interface: Interface) -> str:
     Raises:
         ModelError: its forward method takes neither these names nor a single argument.
     """
+    signature = inspect.signature(module.forward)
     parameters = [
         one
-        for one in inspect.signature(module.forward).parameters.values()
+        for one in signature.parameters.values()
         if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
     ]
     known, wanted = {one.name for one in parameters}, [one.name for one in interface.inputs]
     required = [one.name for one in parameters if one.default is one.empty]
-    if set(wanted) <= known and set(required) <= set(wanted):
+    anything = any(one.kind == one.VAR_KEYWORD for one in signature.parameters.values())
+    if (anything or set(wanted) <= known) and set(required) <= set(wanted):
         return "names"
     if len(required) == 1 and not set(wanted) & known:
         return "dict"

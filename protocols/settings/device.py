@@ -13,7 +13,7 @@ from msgspec.structs import force_setattr
 from fleetune.protocols.bounds import MAX_NUMBER, MOST_CLASSES, Label, NonNegative, Positive
 from fleetune.protocols.model.input_scaling import Mean, Std
 from fleetune.protocols.model.interface import MOST_INPUTS as MOST_NAMED_INPUTS
-from fleetune.protocols.model.interface import InputName
+from fleetune.protocols.model.interface import InputName, InputType
 from fleetune.protocols.settings.section import Count, Fraction, Settings
 from fleetune.protocols.settings.simulation import Arrivals, Partition
 
@@ -38,6 +38,21 @@ class AdapterSection(Settings, frozen=True):
     alpha: Positive | None = None
 
 
+InputShape = tuple[Count, ...]
+
+
+class InputSection(Settings, frozen=True):
+    """[model] inputs: one of several inputs of a model.
+
+    Attributes:
+        shape: its shape in one sample.
+        type: `float32`, `bool` or `int64`. If left out, the type is found.
+    """
+
+    shape: InputShape
+    type: InputType | None = None
+
+
 class ModelSection(Settings, frozen=True):
     """[model]
 
@@ -45,8 +60,9 @@ class ModelSection(Settings, frozen=True):
         name: name of a built-in model, `package.module:function` that returns a torch module from
             (input_shape, num_classes), or `bundle:FILE` that `edge-coordinator export` wrote.
         input_shape: shape of one sample, e.g. [1, 28, 28]. If left out, the data source gives it.
-        inputs: shape of each input of a model that takes several, e.g. { image = [1, 28, 28], age = [1] }. A
-            sample is then one row with all of them (docs/your-model.md). Leave input_shape out.
+        inputs: shape of each input of a model that takes several, e.g. { image = [1, 28, 28], age = [1] }, or
+            shape and type, e.g. { ids = { shape = [16], type = "int64" } }. A sample is then one row with all
+            of them (docs/your-model.md). Leave input_shape out.
         output: the entry of the model's output that has the logits, if the model returns a dict, an object or
             a tuple. If left out, the entry `logits`.
         num_classes: number of outputs of the model for one sample: the classes, the numbers of a label, or
@@ -68,7 +84,7 @@ class ModelSection(Settings, frozen=True):
 
     name: str
     input_shape: tuple[Count, ...] | None = None
-    inputs: Annotated[dict[InputName, tuple[Count, ...]], Meta(max_length=MOST_NAMED_INPUTS)] = {}  # noqa: RUF012
+    inputs: Annotated[dict[InputName, InputShape | InputSection], Meta(max_length=MOST_NAMED_INPUTS)] = {}  # noqa: RUF012
     output: Label = ""
     num_classes: Annotated[int, Meta(ge=1, le=MOST_CLASSES)] | None = None
     weights: str | None = None
@@ -79,12 +95,25 @@ class ModelSection(Settings, frozen=True):
 
     def __post_init__(self) -> None:
         if self.inputs:
-            row = (sum(math.prod(shape) for shape in self.inputs.values()),)
+            row = (sum(math.prod(shape) for shape in self.shapes_of_inputs.values()),)
             if self.input_shape not in (None, row):
                 raise ValueError("input_shape and inputs are given; leave input_shape out")
             force_setattr(self, "input_shape", row)
         if self.input_shape is not None and math.prod(self.input_shape) > MOST_INPUTS:
             raise ValueError(f"input_shape has more than {MOST_INPUTS:,} numbers in a sample")
+
+    @property
+    def shapes_of_inputs(self) -> dict[str, tuple[int, ...]]:
+        """The shape of each input by name."""
+        return {
+            name: one.shape if isinstance(one, InputSection) else one for name, one in self.inputs.items()
+        }
+
+    @property
+    def types_of_inputs(self) -> dict[str, InputType]:
+        """The types of the inputs that have one here, by name."""
+        given = self.inputs.items()
+        return {name: one.type for name, one in given if isinstance(one, InputSection) and one.type}
 
 
 class DataSection(Settings, frozen=True):

@@ -31,6 +31,33 @@ class TakesDict(FourInputs):
         return super().forward(**batch)
 
 
+class Offsets(nn.Module):
+    """All columns look up one table, as in DeepFM."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.out = nn.Embedding(20, 2), nn.Linear(2, 2)
+        self.register_buffer("offsets", torch.tensor([0, 10]))
+
+    def forward(self, columns, group):
+        return self.out(self.embed(columns + self.offsets + 2 * group[:, None]).mean(1))
+
+
+def test_whole_numbers_that_are_looked_up_are_no_mask():
+    found = with_types("m", Offsets(), interface_of_shapes({"columns": (2,), "group": ()}))
+    assert [(one.name, one.type) for one in found.inputs] == [("columns", "int64"), ("group", "int64")]
+    assert found.inputs[0].vocabulary == 10
+
+
+def test_a_given_type_stays():
+    interface = interface_of_shapes(SHAPES)
+    given = {"mask": "int64"}
+    with raises(ModelError, "mask"):
+        with_types("m", FourInputs(), interface, given)  # ~mask of whole numbers is no mask
+    types = with_types("m", FourInputs(), interface, {"mask": "bool", "age": "float32"})
+    assert types == with_types("m", FourInputs(), interface)
+
+
 @dataclass
 class Answer:
     logits: torch.Tensor
