@@ -2,16 +2,20 @@
 
 import re
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from msgspec import UNSET, UnsetType
 from rich.table import Table
 
-from fleetune.coordinator.run.models import make_run_bundle
-from fleetune.protocols.bundle.bundle import Bundle
+from fleetune.coordinator.run.models import find_model, make_run_bundle
+from fleetune.coordinator.run.starting_weights import start_of
+from fleetune.protocols.bundle.bundle import MAX_BYTES, Bundle
 from fleetune.protocols.bundle.onnx_file import write_onnx
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.files import write_atomically
+from fleetune.protocols.model.backbone_file import backbone_file, backbone_file_bytes
+from fleetune.protocols.model.spec import Backbone
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.run_toml import parse_run, read_run
 from fleetune.protocols.wire.transfer import digest_of
@@ -80,11 +84,11 @@ def write_bundle(settings: RunSettings, out: Path | None, onnx: Path | None) -> 
         onnx: a folder for the graphs as ONNX files; None to write none.
 
     Raises:
-        ModelError: the model cannot be built or exported.
+        ModelError: the model cannot be built or exported, or its weights cannot be read.
         StoreError: a file cannot be written.
     """
     began = time.monotonic()
-    bundle = make_run_bundle(settings)
+    bundle = _with_weights(make_run_bundle(settings), settings)
     seconds = time.monotonic() - began
     data = bundle.encoded()
     path = out or Path(f"{bundle.spec.name.replace(':', '.').replace('/', '-')}.bundle")
@@ -93,6 +97,18 @@ def write_bundle(settings: RunSettings, out: Path | None, onnx: Path | None) -> 
         for name, graph in bundle.graphs.items():
             write_atomically(onnx / f"{name}.onnx", write_onnx(graph), mode=None)
     return Written(bundle, path, len(data), digest_of(data), seconds)
+
+
+def _with_weights(bundle: Bundle, settings: RunSettings) -> Bundle:
+    """Return the bundle with the weights that [model] names, frozen layers included if they fit."""
+    if settings.model.weights is None:
+        return bundle
+    start = start_of(settings, find_model(settings), Path("runs"))
+    backbone = bundle.spec.backbone
+    frozen: bytes | UnsetType = UNSET
+    if isinstance(backbone, Backbone) and backbone_file_bytes(backbone) <= MAX_BYTES // 2:
+        frozen = backbone_file(backbone, start.frozen)
+    return replace(bundle, weights=start.weights, recipe=None, frozen=frozen)
 
 
 def bundle_table(written: Written) -> Table:

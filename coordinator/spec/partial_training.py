@@ -124,7 +124,8 @@ def _adapters(
             path, kind = min(found), type(module.get_submodule(min(found))).__name__
             raise SettingError(
                 f"model.adapters.of: {pattern!r} matches {path} ({kind}),"
-                " which is neither linear nor a convolution without groups; adapters are for these"
+                " which is not a linear layer or a convolution without groups that its module calls; adapters"
+                " are for these"
             )
         chosen += fitting
     if both := sorted(trained & set(chosen)):

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from fleetune.protocols.errors import ModelError
 from fleetune.protocols.model.backbone_file import Tensors
@@ -59,9 +60,11 @@ def add_adapters(module: nn.Module, adapters: Adapters) -> None:
 
 
 def takes_adapter(layer: nn.Module) -> bool:
-    """True for linear layers and ungrouped convolutions."""
+    """True for linear layers and ungrouped convolutions, if torch calls them."""
     if isinstance(layer, nn.Linear):
-        return True
+        return not isinstance(
+            layer, NonDynamicallyQuantizableLinear
+        )  # MultiheadAttention reads its weight only
     return isinstance(layer, _CONVOLUTIONS) and layer.groups == 1
 
 
