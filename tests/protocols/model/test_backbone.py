@@ -354,7 +354,7 @@ def test_a_file_that_is_not_the_backbone_is_refused():
         ),
         (
             {"adapters": {"rank": 2, "of": ["body.norm*"]}},
-            r"matches body.norm1 \(BatchNorm2d\), which is neither",
+            r"matches body.norm1 \(BatchNorm2d\), which is not",
         ),
         ({"adapters": {"rank": 2, "of": ["fc"]}}, r"model.adapters.of: 'fc' matches no layer"),
         ({"trainable": ["head"], "adapters": {"rank": 2, "of": ["*"]}}, r"layer head trains in full"),
