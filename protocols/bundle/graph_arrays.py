@@ -16,14 +16,21 @@ from fleetune.protocols.model.spec import MAX_AXES
 Shape = tuple[int, ...]
 
 MOST_SIZES = 2 * MAX_AXES  # sizes in one input at most; padding has two for each axis
+_FLAGS = frozenset("exclusive keepdims largest reverse transA transB".split())  # noqa: SIM905 - as OPERATORS
 KNOWN_ENTRIES = 64  # entries of an array whose content is computed: sizes and bounds
 _ITEM_BYTES: dict[Type, int] = {"f4": 4, "i8": 8, "?": 1}
-_DTYPES: dict[Type, type[Any]] = {"f4": np.float32, "i8": np.int64, "?": np.bool_}
 
 
 @dataclass(frozen=True)
 class Array:
-    """An array in a graph: type, shape, and its content if that is known without running the graph."""
+    """An array in a graph.
+
+    Attributes:
+        type: type of its entries.
+        shape: its shape.
+        content: whole numbers that are known without running the graph. Others are never known: a runtime
+            rounds real numbers in its own way, and a size that follows from them would be another.
+    """
 
     type: Type
     shape: Shape
@@ -110,9 +117,14 @@ class Given:
         return [int(one) for one in value]
 
     def only(self, attributes: str) -> None:
-        """Raise Unfit if the node has another attribute, because the caller would ignore it."""
+        """Raise Unfit if the node has another attribute, because the caller would ignore it.
+
+        A flag must be 0 or 1: runtimes do not agree on the meaning of 2.
+        """
         unknown = set(self._node.attributes) - set(attributes.split())
         need(not unknown, f"has an attribute {min(unknown, default='')!r:.40}, which is not known here")
+        for name in _FLAGS & self._node.attributes.keys():
+            need(self.number(name, 0) in (0, 1), f"has {name} = {self.number(name, 0)}, which is not 0 or 1")
 
     def axis(self, rank: int, default: int | None = None) -> int:
         return within(self.number("axis", MAX_NUMBER if default is None else default), rank)
@@ -135,10 +147,10 @@ def broadcast(shapes: Sequence[Shape]) -> Shape:
 
 
 def followed(given: Given, array: Array, compute: Callable[..., Any]) -> Array:
-    """Return `array` with its content, if it is small and the content of all inputs is known."""
+    """Return `array` with its content, if it is of few whole numbers and that of all inputs is known."""
     contents = [one.content for one in given.all]
-    if array.type == "?" or array.size > KNOWN_ENTRIES or any(one is None for one in contents):
+    if array.type != "i8" or array.size > KNOWN_ENTRIES or any(one is None for one in contents):
         return array
-    with np.errstate(all="ignore"):
-        content = np.asarray(compute(*contents)).astype(_DTYPES[array.type]).reshape(array.shape)
+    with np.errstate(over="ignore"):  # both wrap around
+        content = np.asarray(compute(*contents), np.int64).reshape(array.shape)
     return Array(array.type, array.shape, content)

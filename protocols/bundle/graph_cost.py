@@ -125,7 +125,6 @@ def _scan(name: str, given: Given, body: Body) -> Result:
     inputs, own = given.all, states + scanned
     need(states >= 1 <= scanned and own <= len(inputs) == len(body.inputs), "has a body of other inputs")
     need(states <= given.count == len(body.outputs), "has a body of other outputs")
-    need(given.number("reverse", 0) in (0, 1), "has no direction")
     need(all(one.type == "f4" for one in inputs[:own]), "repeats with other numbers than float32")
     lengths = {one.shape[:1] for one in inputs[states:own]}
     need(len(lengths) == 1 and () not in lengths, "has unlike numbers of steps")
@@ -165,7 +164,8 @@ def _given(port: Port, num_samples: int) -> Array:
 def _constant(constant: Constant) -> Array:
     value = constant.value
     kind = _TYPES[value.dtype.kind]
-    return Array(kind, value.shape, value if value.size <= KNOWN_ENTRIES else None)
+    known = kind == "i8" and value.size <= KNOWN_ENTRIES
+    return Array(kind, value.shape, value if known else None)
 
 
 def _bytes(array: Array | None) -> int:

@@ -33,13 +33,17 @@ def _same(given: Given, attributes: str = "") -> Result:
     return Result(Array(x.type, x.shape), x.size)
 
 
-def _elementwise(given: Given, compute: Callable[..., Any], type_: Type | None = None) -> Result:
+def _elementwise(
+    given: Given, compute: Callable[..., Any] | None = None, type_: Type | None = None
+) -> Result:
+    """Return the result of an operator on each entry; `compute` follows whole numbers through it."""
     given.only("")
     arrays = given.all
     need(len({one.type for one in arrays}) == 1, "has inputs of several types")
     shape = broadcast([one.shape for one in arrays])
     array = Array(type_ or arrays[0].type, shape)
-    return Result(followed(given, array, compute), array.size * len(arrays))
+    known = followed(given, array, compute) if compute else array
+    return Result(known, array.size * len(arrays))
 
 
 def _divide(given: Given) -> Result:
@@ -49,12 +53,12 @@ def _divide(given: Given) -> Result:
     one.
     """
     need(given[0].type == "f4", "is of whole numbers")
-    return _elementwise(given, np.divide)
+    return _elementwise(given)
 
 
 def _power(given: Given) -> Result:
     need(given[0].type == given[1].type == "f4", "is of whole numbers")
-    return _elementwise(given, np.power)
+    return _elementwise(given)
 
 
 def _where(given: Given) -> Result:
@@ -144,9 +148,13 @@ def _slice(given: Given) -> Result:
     axes = given.known(3) if given.get(3) else list(range(len(starts)))
     steps = given.known(4) if given.get(4) else [1] * len(starts)
     need(len(starts) == len(ends) == len(axes) == len(steps) and 0 not in steps, "has unlike bounds")
+    axes = [within(axis, len(x.shape)) for axis in axes]
+    need(len({*axes}) == len(axes), f"has an axis of {axes} twice")
     shape = list(x.shape)
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
-        size = x.shape[within(axis, len(x.shape))]
+        size = x.shape[axis]
+        # outside these bounds, Python and runtimes count other entries
+        need(step > 0 or -size <= start < size > end, f"of {size} goes back from {start} to {end}")
         shape[axis] = len(range(size)[start : end if end >= -size or step > 0 else None : step])
     array = Array(x.type, tuple(shape))
     return Result(array, array.size)
@@ -233,8 +241,11 @@ def _one_hot(given: Given) -> Result:
 
 
 def _reduced(given: Given, axes: Sequence[int], type_: Type | None = None) -> Result:
+    """Return the result of a reduction; `axes` is empty only for a number, as runtimes then reduce all."""
     x = given[0]
+    need(axes or not x.shape, "is over no axis")
     gone = {within(axis, len(x.shape)) for axis in axes}
+    need(len(gone) == len(axes), f"has an axis of {axes} twice")
     sizes = [1 if axis in gone else size for axis, size in enumerate(x.shape)]
     if not given.number("keepdims", 1):
         sizes = [size for axis, size in enumerate(x.shape) if axis not in gone]
@@ -302,13 +313,13 @@ _SAME = {
     "LogSoftmax": "axis",
     "Softmax": "axis",
 }
-_ENTRY_BY_ENTRY: dict[str, tuple[Callable[..., Any], Type | None]] = {
+_ENTRY_BY_ENTRY: dict[str, tuple[Callable[..., Any] | None, Type | None]] = {
     "Add": (np.add, None),
     "Sub": (np.subtract, None),
     "Mul": (np.multiply, None),
     "Max": (lambda *them: np.max(np.broadcast_arrays(*them), axis=0), None),
     "Min": (lambda *them: np.min(np.broadcast_arrays(*them), axis=0), None),
-    **dict.fromkeys("And Equal Greater GreaterOrEqual Less LessOrEqual Or".split(), (np.equal, "?")),  # noqa: SIM905
+    **dict.fromkeys("And Equal Greater GreaterOrEqual Less LessOrEqual Or".split(), (None, "?")),  # noqa: SIM905
 }
 
 

@@ -285,7 +285,7 @@ def test_a_run_may_take_no_more_than_the_device_has():
 
 def endless(guard):
     """Sessions that compute for hours unless something ends them."""
-    graph = replace(chained(30_000, 256), inputs=(Port("x", "f4", ("n", 4)), *chained(1, 256).inputs))
+    graph = replace(chained(9_000, 256), inputs=(Port("x", "f4", ("n", 4)), *chained(1, 256).inputs))
     graph = replace(graph, nodes=(Node("Shape", ("x",), ("unused",), {}), *graph.nodes))
     made = bundle(graphs={**bundle().graphs, "more": graph}, flops_per_sample=1e13)
     return Sessions(made, guard=guard), {
@@ -298,7 +298,7 @@ def endless(guard):
 def test_a_run_that_takes_too_long_is_ended_in_its_middle():
     sessions, feeds = endless(StepGuard(lambda: None, longest_s=0.3))
     with pytest.raises(ModelError, match=r"a step took longer than 0\.3 s and was ended"):
-        sessions.run("more", frozenset({"h30000"}), feeds)
+        sessions.run("more", frozenset({"h9000"}), feeds)
 
 
 def test_a_run_that_nobody_wants_any_more_is_ended_in_its_middle():
@@ -306,7 +306,7 @@ def test_a_run_that_nobody_wants_any_more_is_ended_in_its_middle():
     sessions, feeds = endless(StepGuard(lambda: "the agent stops" if stopped.is_set() else None))
     threading.Timer(0.3, stopped.set).start()
     with pytest.raises(TrainingStopped, match="during a step: the agent stops"):
-        sessions.run("more", frozenset({"h30000"}), feeds)
+        sessions.run("more", frozenset({"h9000"}), feeds)
     stopped.clear()
     answer = sessions.run(
         ANSWER,

@@ -142,7 +142,7 @@ HOSTILE = {
     "a huge number of states": (attributes(states=2**62), "invalid states"),
     "a negative number": (attributes(states=-1, scanned=3), "other inputs"),
     "a number that is a text": (attributes(states="1"), "invalid states"),
-    "another direction": (attributes(reverse=2), "no direction"),
+    "another direction": (attributes(reverse=2), "reverse = 2, which is not 0 or 1"),
     "an unknown attribute": (attributes(axes=1), "not known here"),
     "a state that grows": (with_body(outputs=("twice", "new", "copy")), "changes a shape"),
     "states of another kind": (
