@@ -20,7 +20,7 @@ from fleetune.coordinator.export.operators import (
     max_pooling,
     reductions,
 )
-from fleetune.coordinator.export.recorder import Ref
+from fleetune.coordinator.export.recorder import Ref, refs
 from fleetune.coordinator.export.recurrence import STEPS
 from fleetune.coordinator.export.torch_trace import Open, Operation, Trace, trace
 from fleetune.protocols.bundle.graph import Body, Graph
@@ -104,9 +104,11 @@ def lower(model: str, trace: Trace, *, plain: bool = False) -> Graph:
     for name, (shape, dtype) in trace.inputs.items():
         values[name] = build.input(name, type_of(dtype), shape)
     for name, tensor in trace.constants.items():
-        values[name] = build.constant(_array(tensor))
+        if not tensor.is_complex():
+            values[name] = build.constant(_array(tensor))
     for operation in trace.operations:
         try:
+            _refuse_complex(operation, trace.constants)
             values[operation.name] = _result(build, operation, values)
         except NoForm as problem:
             raise ModelError(_refusal(model, operation, str(problem))) from problem
@@ -115,9 +117,16 @@ def lower(model: str, trace: Trace, *, plain: bool = False) -> Graph:
     return build.graph({name: values[ref.name] for name, ref in trace.outputs.items()})
 
 
-def _array(tensor: torch.Tensor) -> Any:
-    array = tensor.numpy()
-    return array.astype({"f": np.float32, "i": np.int64, "b": np.bool_}[array.dtype.kind])
+def _refuse_complex(operation: Operation, constants: Mapping[str, Tensor]) -> None:
+    given = [constants[ref.name] for ref in refs((operation.args, operation.kwargs)) if ref.name in constants]
+    if any(dtype.is_complex for dtype in (*operation.dtypes, *(one.dtype for one in given))):
+        raise NoForm("complex numbers")
+
+
+def _array(tensor: Tensor) -> Any:
+    if tensor.is_floating_point():
+        return tensor.float().numpy()
+    return tensor.numpy().astype(np.bool_ if tensor.dtype == torch.bool else np.int64)
 
 
 def _result(build: Builder, operation: Operation, values: dict[str, Any]) -> Any:
@@ -150,7 +159,8 @@ def _given(value: Any, values: dict[str, Any]) -> Any:
 
 def _refusal(model: str, operation: Operation, why: str) -> str:
     where = operation.path or "the model itself"
-    remedy = next((text for names, text in _REMEDIES.items() if re.search(names, operation.target)), "")
+    used = why if why == "complex numbers" else operation.target
+    remedy = next((text for names, text in _REMEDIES.items() if re.search(names, used)), "")
     return (
         f"model {model!r} cannot be exported: {where} uses {operation.target}, which has no ONNX form here"
         f"{f' ({why})' if why else ''}; {remedy or _REMEDY}, or let agents with torch train it"
@@ -159,6 +169,8 @@ def _refusal(model: str, operation: Operation, why: str) -> str:
 
 _REMEDY = "wrap the model: replace this module by one without that operator"
 _REMEDIES = {
+    r"complex numbers": "wrap the model: compute with real numbers, such as cosines and sines",
+    r"_scatter\.default": "wrap the model: join parts with torch.cat or torch.stack, do not write into views",
     r"rrelu": "use nn.LeakyReLU or nn.PReLU",
     r"rand|exponential|multinomial|poisson": "wrap the model: draw with torch.rand_like or torch.randn_like",
     r"sort|topk|kthvalue|median|unique": "wrap the model: choose with max or argmax",

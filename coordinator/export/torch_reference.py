@@ -74,7 +74,7 @@ class Reference:
             features_watched(watched) as calls,
             torch.set_grad_enabled(graphs != [ANSWER]),
         ):
-            logits = self._module(inputs["x"])
+            logits = self._module(inputs["x"].clone())  # a module may write into its input
         features = None if model.num_features is None else calls[0][0].flatten(1)
         found: dict[str, dict[str, Tensor]] = {}
         for graph in graphs:

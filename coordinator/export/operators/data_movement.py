@@ -237,6 +237,59 @@ def _select_backward(
     return pad(build, row, before, after)
 
 
+def _slice_scatter(
+    build: Builder,
+    out: Operation,
+    x: Value,
+    part: Value,
+    dim: int = 0,
+    start: Size | None = None,
+    end: Size | None = None,
+    step: int = 1,
+) -> Value:
+    """Return x with `part` in place of a slice."""
+    axis = dim % len(out.shape)
+    size = out.shape[axis]
+    low, high = _bounds(size, start, end)
+    if low == 0 and high == size and step == 1:
+        return part
+    if isinstance(size, Open) or isinstance(low, Open) or isinstance(high, Open):
+        raise NoForm("it writes into a part of the batch axis")
+    if step != 1:
+        places = np.arange(size)
+        places[low:high:step] = size + np.arange(len(range(low, high, step)))
+        both = (*out.shape[:axis], size + len(range(low, high, step)), *out.shape[axis + 1 :])
+        return take(build, concat(build, [x, part], axis, both), axis, places)
+    if x.number is not None and x.type == "f4":
+        before, after = [0] * len(out.shape), [0] * len(out.shape)
+        before[axis], after[axis] = low, size - high
+        return pad(build, part, before, after, x.number)
+    parts = [cut(build, x, axis, 0, low), part, cut(build, x, axis, high, size)]
+    return concat(build, parts, axis, out.shape)
+
+
+def _select_scatter(build: Builder, out: Operation, x: Value, part: Value, dim: int, index: int) -> Value:
+    axis = dim % len(out.shape)
+    size = out.shape[axis]
+    if isinstance(size, Open) or isinstance(index, Open):
+        raise NoForm("it writes into a single sample of the batch")
+    row = build.reshape(part, (*out.shape[:axis], 1, *out.shape[axis + 1 :]))
+    return _slice_scatter(build, out, x, row, axis, index % size, index % size + 1)
+
+
+def _view_scatter(build: Builder, out: Operation, x: Value, part: Value, *_: object) -> Value:
+    return build.reshape(part, out.shape)
+
+
+def _permute_scatter(build: Builder, out: Operation, x: Value, part: Value, dims: Sequence[int]) -> Value:
+    rank = len(out.shape)
+    return _permute(build, out, part, [int(one) for one in np.argsort([dim % rank for dim in dims])])
+
+
+def _transpose_scatter(build: Builder, out: Operation, x: Value, part: Value, *axes: int) -> Value:
+    return _transpose(build, out, part, *axes)
+
+
 def _flip(build: Builder, out: Operation, x: Value, dims: Sequence[int]) -> Value:
     for dim in dims:
         size = x.shape[dim]
@@ -295,6 +348,7 @@ def _triangle(build: Builder, out: Operation, x: Value, diagonal: int = 0, *, up
     return apply(build, "Where", [triangle, x, build.number(0, x.type)], out.shape, x.type)
 
 
+_RESHAPED = ("view", "_reshape_alias", "unsqueeze", "squeeze", "alias", "detach")
 RULES: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(("view", "_unsafe_view", "reshape", "flatten", "_reshape_alias"), _view),
     "permute": _permute,
@@ -312,6 +366,11 @@ RULES: dict[str, Callable[..., Any]] = {
     "constant_pad_nd": _constant_pad,
     "slice_backward": _slice_backward,
     "select_backward": _select_backward,
+    "slice_scatter": _slice_scatter,
+    "select_scatter": _select_scatter,
+    **dict.fromkeys([f"{name}_scatter" for name in _RESHAPED], _view_scatter),
+    "permute_scatter": _permute_scatter,
+    **dict.fromkeys(("t_scatter", "transpose_scatter"), _transpose_scatter),
     "flip": _flip,
     "roll": _roll,
     "repeat": _repeat,
