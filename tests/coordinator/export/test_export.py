@@ -462,10 +462,10 @@ def within(function):
     return model
 
 
-def diagonal_zeroed(x):
-    square = (x * 1).view(-1, 2, 4)
-    square.diagonal(0, 1, 2).zero_()
-    return square.flatten(1)
+def half_zeroed(x):
+    mask = torch.ones_like(x)
+    mask.chunk(2, 1)[0].zero_()
+    return x * mask
 
 
 def first_sample_zeroed(x):
@@ -485,13 +485,16 @@ def first_sample_zeroed(x):
         (lambda x: x - x.flip(0), r"block2\.inner uses aten\.flip.*batch axis"),
         (lambda x: x * (x[: len(x) // 2].sum() > 0), r"block2\.inner uses aten\.slice.*depends on the batch"),
         (lambda x: x if x.sum() > 0 else -x, r"cannot be exported: .*agents with torch can train it"),
-        (lambda x: torch.view_as_complex(x.view(-1, 4, 2)).abs(), r"block2\.inner uses .*complex numbers"),
+        (
+            lambda x: torch.view_as_complex(x.view(-1, 4, 2)).abs().repeat(1, 2),
+            r"block2\.inner uses .*complex numbers",
+        ),
         (
             lambda x: x * torch.polar(torch.ones(8), torch.ones(8)).real,
             r"block2\.inner uses .*complex numbers",
         ),
-        (diagonal_zeroed, r"block2\.inner uses aten\.diagonal_scatter.*torch\.cat or torch\.stack"),
-        (first_sample_zeroed, r"block2\.inner uses aten\.select_scatter.*single sample of the batch"),
+        (half_zeroed, r"block2\.inner uses aten\.split_scatter.*torch\.cat or torch\.stack"),
+        (first_sample_zeroed, r"block2\.inner uses aten\.select.*single sample of the batch"),
         (lambda x: x.double().float(), r"block2\.inner uses aten\._to_copy.*float64"),
     ],
 )
