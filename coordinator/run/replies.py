@@ -18,9 +18,9 @@ from fleetune.protocols.update.shared_payload_cache import DecodeCache, PayloadC
 from fleetune.protocols.wire.payloads import Measures, Reply
 
 
-@dataclass(frozen=True)
+@dataclass
 class ArrivingReply:
-    """An accepted reply, between its arrival and its place in the round.
+    """An accepted reply, between its arrival and its place in the round. Only `forget_values` changes it.
 
     Attributes:
         reply: the decoded reply.
@@ -40,9 +40,7 @@ class ArrivingReply:
 
     def forget_values(self) -> None:
         """Drop the update and the encoded reply, which are stored; the round may be aggregated next."""
-        object.__setattr__(self, "reply", replace(self.reply, update=None))
-        object.__setattr__(self, "data", b"")
-        object.__setattr__(self, "delivered", None)
+        self.reply, self.data, self.delivered = replace(self.reply, update=None), b"", None
 
 
 def row_of(

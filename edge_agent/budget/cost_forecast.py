@@ -51,14 +51,12 @@ class MemoryModel:
 
 
 # ONNX Runtime: fitted to first rounds of real agents that train an mlp of 4 million parameters with FedAvg
-# (lossless and raw) and FedSPU (momentum 0.9). Their peaks, 164 to 222 MB, were 0 to 14 % below a forecast
-# with half a copy of the payloads. Here it is 1.25, so that a lower ratio never asks for more:
-# without a mask, at ratio 1, the optimiser's states take less.
+# (lossless and raw) and FedSPU (momentum 0.9). Their peaks, 164 to 222 MB, were 0 to 14 % below the forecast.
 # The other figures are from sessions on LeNet-5, cnn-kapc, ResNet-8 and ResNet-18 (0.2 to 45 MB), in batches
 # of 16 and 64, at ratios of 0.1, 0.4 and 1. Those with torch 2.13 were made before arrays were shared and
 # states were streamed, so that a forecast for torch is now too high. After its first round, an agent corrects
 # its forecast by the measured peak. onnxruntime-training 1.19 evaluates by the same graphs.
-_ONNX = MemoryModel(16_000_000, 3.5, 1.25, 3, 48)
+_ONNX = MemoryModel(16_000_000, 3.5, 0.5, 3, 48)
 MEMORY_MODELS: dict[Kind, MemoryModel] = {
     "torch": MemoryModel(0, 3, 2.5, 1.5, 32),
     "onnx": _ONNX,
@@ -216,7 +214,7 @@ def demand(choice: Choice, capability: Capability, local_work: float = 1.0) -> D
     epochs = cost.epochs(run_epochs, alone=able.trains_smaller)
     memory = MEMORY_MODELS[able.trainer]
     payloads = memory.payload_copies * (cost.bytes_down + cost.bytes_up)
-    model_copies = memory.model_copies + able.optimiser.copies(cost.trainable_share)
+    model_copies = memory.model_copies + able.optimiser.most_copies(cost.trainable_share)
     model_copies += WRITTEN_COPIES * able.optimiser.per_stored
     model_copies += able.adoption.model_copies
     copies = memory.runtime_bytes + model_copies * able.model.num_bytes + payloads

@@ -73,7 +73,7 @@ def from_arrays(source: str, arrays: Mapping[str, ArrayLike], names: Sequence[st
 
 
 def _several_inputs(names: Iterable[str]) -> set[str]:
-    """Return the names of several inputs: at least two beside `y`, where no array is called x."""
+    """Return the names of several inputs: at least two next to `y`, where no array is called x."""
     found = set(names)
     others = found - _WHOLE - _SPLIT
     return others if "y" in found and len(others) > 1 and not _X & found else set()

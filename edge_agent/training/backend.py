@@ -137,8 +137,7 @@ class Backend(Protocol):
     def look_at(self, weights: FlatArray) -> None:
         """Load `weights` only to compute with them, not to change them; a backend may use the array itself.
 
-        Until the next `load` or `look_at`, the caller does not change `weights`, and nobody writes to
-        `self.weights`.
+        Until the next `load` or `look_at`, the caller changes neither `weights` nor `self.weights`.
 
         Raises:
             ModelError: `weights` has another length.

@@ -18,6 +18,7 @@ BLOCK = 32_768  # 128 kB of each vector, so that all passes over a block find it
 _LONG = 2**20
 # Up to this share of trainable entries in a block, gathering them and writing them back is no slower.
 FEW = 0.25
+_NEARLY_ALL = 0.999  # a share that needs a mask
 
 CLIP_EPS = 1e-6  # added to the norm, as in torch.nn.utils.clip_grad_norm_
 _ALIKE = StepCounts(np.zeros(1))
@@ -69,6 +70,14 @@ class OptimiserFootprint:
             0 if self.per_stored else self.per_trained
         )  # the optimiser works in the vectors that it keeps
         return working + (0.25 if trainable_share < 1 else 0.0) + 2 * self.per_stored
+
+    def most_copies(self, trainable_share: float) -> float:
+        """Return the largest `copies` of all shares up to this one.
+
+        Without a mask, or where the optimiser works in the stored vectors, a larger share takes less.
+        """
+        shares = (trainable_share, min(trainable_share, FEW), min(trainable_share, _NEARLY_ALL))
+        return max(map(self.copies, shares))
 
 
 def optimiser_footprint(settings: TrainingSection) -> OptimiserFootprint:

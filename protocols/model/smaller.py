@@ -1,9 +1,12 @@
 """Describes the same network with fewer neurons, as a spec.
 
 If all weights of some neurons are 0 and stay 0, the network without these neurons computes the same function.
-That does not hold if channels are normalised together (LayerNorm). These are not supported either: a
-backbone, weight norm (its rows cannot be 0), gates of recurrent layers and attention heads (no trainer can
-leave out some), and an axis that has only some neurons of a group (neurons that are removed together).
+That does not hold if channels are normalised together (LayerNorm). Not supported either:
+
+- a backbone
+- weight norm, whose rows cannot be 0
+- gates of recurrent layers and attention heads, of which no trainer can leave out some
+- an axis that has only some neurons of a group (neurons that are removed together).
 """
 
 from collections.abc import Sequence

@@ -75,9 +75,9 @@ def tv_swin(shape, classes):
 
 
 def tv_convnext(shape, classes):
-    from torchvision.models.convnext import CNBlockConfig, ConvNeXt
-
-    return ConvNeXt([CNBlockConfig(16, 32, 2), CNBlockConfig(32, None, 2)], 0.1, num_classes=classes)
+    convnext = torchvision().models.convnext
+    blocks = [convnext.CNBlockConfig(16, 32, 2), convnext.CNBlockConfig(32, None, 2)]
+    return convnext.ConvNeXt(blocks, 0.1, num_classes=classes)
 
 
 def _timm(name, classes, **settings):

@@ -18,7 +18,7 @@ def random_batch(backend, index, step):
     rng, spec, task = KEY.child("batch", index, step).generator(), backend.spec, backend.task
     shape = (SAMPLES, *spec.input_shape)
     if backend.vocabulary is None:
-        x = rng.normal(size=shape).astype(np.float32)
+        x = np.abs(rng.normal(size=shape)).astype(np.float32)  # columns may be categories
     else:
         x = rng.integers(backend.vocabulary, size=shape)
     if spec.reads.inputs:
