@@ -185,9 +185,8 @@ def _rows(share: Any, device: int, size: int, least: int) -> Rows:
 
 
 def _columns(dataset: Dataset) -> list[NDArray[Any] | None]:
-    columns = [
-        getattr(dataset, one.name) for one in fields(dataset) if one.name not in ("source", "benchmark")
-    ]
+    others = ("source", "benchmark", "arrays")  # `arrays` only describes x
+    columns = [getattr(dataset, one.name) for one in fields(dataset) if one.name not in others]
     return [*columns, np.array(dataset.benchmark)]
 
 
