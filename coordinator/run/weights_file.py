@@ -1,9 +1,11 @@
 """Reads the tensors of a safetensors file, or of a file that `torch.save` wrote of a state_dict."""
 
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from fleetune.protocols.errors import FleetuneError, ModelError
@@ -14,6 +16,7 @@ _COUNTER = "num_batches_tracked"  # torch saves it with running statistics; no m
 _WRAPPERS = ("state_dict", "model_state_dict", "model")  # keys of checkpoints that hold the state_dict
 _PREFIXES = ("module.", "_orig_mod.")  # DataParallel and torch.compile put them before every name
 _NUMPY_READS = ("F16", "F32", "F64", "I8", "I16", "I32", "I64", "U8", "U16", "U32", "U64", "BOOL")
+_ZIP_OVERHEAD = 2**20  # bytes beside the tensors that are not worth a look
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -38,9 +41,10 @@ def _read_safetensors(path: Path) -> Arrays:
         with safe_open(path, framework="numpy") as file:
             kinds = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118 - no mapping
             for name, kind in kinds.items():
-                if kind not in _NUMPY_READS:
+                if kind not in (*_NUMPY_READS, "BF16"):
                     raise ModelError(f"model.weights: {path}: tensor {name} is {kind}; save it as float32")
-            return {name: file.get_tensor(name) for name in kinds}
+            plain = {name: file.get_tensor(name) for name, kind in kinds.items() if kind != "BF16"}
+            return plain if len(plain) == len(kinds) else {**plain, **_bfloat16_tensors(path)}
     except FleetuneError:
         raise
     except OSError as problem:
@@ -51,7 +55,20 @@ def _read_safetensors(path: Path) -> Arrays:
         ) from None
 
 
+def _bfloat16_tensors(path: Path) -> Arrays:
+    """Return the tensors in bfloat16, which NumPy lacks, as float32: their bits are its upper half."""
+    from safetensors import deserialize
+
+    found: dict[str, NDArray[Any]] = {}
+    for name, one in deserialize(path.read_bytes()):  # type: ignore[no-untyped-call]
+        if one["dtype"] == "BF16":
+            upper = np.frombuffer(one["data"], np.uint16).astype(np.uint32)
+            found[name] = (upper << 16).view(np.float32).reshape(one["shape"])
+    return found
+
+
 def _read_torch(path: Path) -> Arrays:
+    _check_not_packed(path)
     try:
         import torch
     except ImportError:
@@ -73,6 +90,22 @@ def _read_torch(path: Path) -> Arrays:
             " torch.save(model.state_dict(), FILE)"
         )
     return {flat(name): _as_array(path, flat(name), value) for name, value in tensors.items()}
+
+
+def _check_not_packed(path: Path) -> None:
+    """Raise ModelError if an archive would take more memory than its length; torch.save never packs."""
+    if not zipfile.is_zipfile(path):
+        return
+    try:
+        with zipfile.ZipFile(path) as archive:
+            num_bytes = sum(one.file_size for one in archive.infolist())
+    except (zipfile.BadZipFile, ValueError):
+        return  # torch says what is wrong with it
+    if num_bytes > path.stat().st_size + _ZIP_OVERHEAD:
+        raise ModelError(
+            f"model.weights: {path} is packed, and would unpack to {num_bytes:,} bytes; write it with"
+            " torch.save(model.state_dict(), FILE)"
+        )
 
 
 def _as_array(path: Path, name: str, value: Any) -> NDArray[Any]:

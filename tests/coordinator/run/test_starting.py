@@ -2,6 +2,7 @@
 
 from contextlib import closing
 from dataclasses import replace as replace_fields
+from zipfile import ZIP_DEFLATED, ZipFile
 
 import numpy as np
 import pytest
@@ -217,6 +218,25 @@ def test_a_damaged_torch_file_is_one_line(tmp_path):
     path.write_bytes(path.read_bytes()[:-200])
     with raises(ModelError, "w.pt"):
         read(path)
+
+
+def test_a_packed_torch_file_is_refused_before_it_unpacks(tmp_path):
+    whole = torch_file(tmp_path / "w.pt", {"a.weight": np.zeros((4000, 1000), np.float32)})
+    with ZipFile(whole) as read_from, ZipFile(tmp_path / "p.pt", "w", ZIP_DEFLATED) as packed:
+        for one in read_from.infolist():
+            packed.writestr(one.filename, read_from.read(one))
+    with raises(ModelError, "p.pt", "would unpack to 16,", remedy="torch.save"):
+        read(tmp_path / "p.pt")
+
+
+def test_bfloat16_of_safetensors_is_read(tmp_path):
+    torch = pytest.importorskip("torch")
+    from safetensors.torch import save_file as save_torch
+
+    state = {name: torch.from_numpy(np.asarray(one)) for name, one in tiny_tensors().items()}
+    state["a.weight"] = state["a.weight"].bfloat16()
+    save_torch(state, tmp_path / "w")
+    assert (read(tmp_path / "w") == 0.5).all()
 
 
 def test_buffers_and_tied_names_of_the_models_code_may_be_in_the_file(tmp_path):
