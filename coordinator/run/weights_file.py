@@ -3,7 +3,7 @@
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,11 +27,15 @@ def read_weights(path: Path) -> Arrays:
     Raises:
         ModelError: the file is missing, damaged or of another kind, or is read by torch, which is missing.
     """
-    with open_input(path, error=lambda line: ModelError(f"model.weights: cannot read {line}")) as file:
+    with _opened(path) as file:
         start = file.read(9)
     by_torch = start[8:] != b"{" and (start.startswith((b"PK", b"\x80")))
     found = _read_torch(path) if by_torch else _read_safetensors(path)
     return {name: value for name, value in found.items() if not name.endswith(_COUNTER)}
+
+
+def _opened(path: Path) -> BinaryIO:
+    return open_input(path, error=lambda line: ModelError(f"model.weights: cannot read {line}"))
 
 
 def _read_safetensors(path: Path) -> Arrays:
@@ -60,7 +64,9 @@ def _bfloat16_tensors(path: Path) -> Arrays:
     from safetensors import deserialize
 
     found: dict[str, NDArray[Any]] = {}
-    for name, one in deserialize(path.read_bytes()):  # type: ignore[no-untyped-call]
+    with _opened(path) as file:
+        tensors = deserialize(file.read())  # type: ignore[no-untyped-call]
+    for name, one in tensors:
         if one["dtype"] == "BF16":
             upper = np.frombuffer(one["data"], np.uint16).astype(np.uint32)
             found[name] = (upper << 16).view(np.float32).reshape(one["shape"])
@@ -94,13 +100,11 @@ def _read_torch(path: Path) -> Arrays:
 
 def _check_not_packed(path: Path) -> None:
     """Raise ModelError if an archive would take more memory than its length; torch.save never packs."""
-    if not zipfile.is_zipfile(path):
-        return
     try:
-        with zipfile.ZipFile(path) as archive:
+        with _opened(path) as file, zipfile.ZipFile(file) as archive:
             num_bytes = sum(one.file_size for one in archive.infolist())
     except (zipfile.BadZipFile, ValueError):
-        return  # torch says what is wrong with it
+        return  # no archive, or a damaged one: torch says what is wrong
     if num_bytes > path.stat().st_size + _ZIP_OVERHEAD:
         raise ModelError(
             f"model.weights: {path} is packed, and would unpack to {num_bytes:,} bytes; write it with"
