@@ -21,10 +21,10 @@ from fleetune.edge_agent.run.enrolling import Enrolling
 from fleetune.edge_agent.run.intake import Intake
 from fleetune.edge_agent.run.jobs import Jobs, Joined, Progress, Worked
 from fleetune.edge_agent.run.participation import Participation
-from fleetune.edge_agent.service.notify import service_manager
 from fleetune.protocols.errors import PacketError, PacketForeign, StoreError
 from fleetune.protocols.freed_memory import give_back
 from fleetune.protocols.one_line import unexpected
+from fleetune.protocols.systemd.notify import service_manager
 from fleetune.protocols.wire import topics
 from fleetune.protocols.wire.inbox import Arrived
 from fleetune.protocols.wire.messages import Ack, Offer, Refuse

@@ -8,12 +8,12 @@ import typer
 
 from fleetune.edge_agent import board_cli, personal_cli, versions_cli, wipe_cli
 from fleetune.edge_agent.doctor import cli as doctor_cli
-from fleetune.edge_agent.logs import set_up_logging
 from fleetune.edge_agent.run_options import RunOptions, takes_run_options
 from fleetune.edge_agent.service.cli import app as service
 from fleetune.edge_agent.stream import cli as stream_cli
 from fleetune.protocols.command_group import Commands
 from fleetune.protocols.one_line import one_line_errors
+from fleetune.protocols.systemd.logs import set_up_logging
 from fleetune.protocols.version import show_version
 
 app = typer.Typer(
@@ -36,7 +36,7 @@ def main(
         typer.Option("--version", help="print the version and exit", is_eager=True, callback=show_version),
     ] = False,
 ) -> None:
-    set_up_logging()
+    set_up_logging(status_line=True)
 
 
 @app.command()

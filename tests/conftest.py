@@ -70,6 +70,16 @@ def ort_training():
     return kept
 
 
+@pytest.fixture
+def manager(tmp_path):
+    """A service manager whose NOTIFY_SOCKET is `tmp_path / "notify"`."""
+    from tests.helpers.service_manager import Manager
+
+    made = Manager(str(tmp_path / "notify"))
+    yield made
+    made.close()
+
+
 def tiny_spec(hidden: int = 6) -> ModelSpec:
     """Two linear layers with a norm between: 4 inputs, `hidden` neurons, 3 classes."""
     neurons, inputs = (Span(0, 0, hidden),), ()

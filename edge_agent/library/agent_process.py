@@ -25,10 +25,10 @@ from fleetune.edge_agent.library.messages import (
     encode,
     read_message,
 )
-from fleetune.edge_agent.service.notify import ENVIRONMENT
 from fleetune.protocols import errors
 from fleetune.protocols.errors import FleetuneError, SettingError
 from fleetune.protocols.one_line import unexpected
+from fleetune.protocols.systemd.notify import ENVIRONMENT
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 300.0
 STABLE_S = 60.0  # a child that ran for so long is restarted after the shortest pause

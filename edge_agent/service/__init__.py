@@ -1,1 +1,1 @@
-"""The agent as a systemd service: unit file, settings, installation, and notifications to systemd."""
+"""The agent as a systemd service: its unit, and the command that installs it."""

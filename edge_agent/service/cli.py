@@ -1,25 +1,16 @@
 """edge-agent service: install, change, check and remove the agent as a systemd service."""
 
 import os
-import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from fleetune.protocols.errors import SettingError, StoreError
 from fleetune.protocols.one_line import one_line_errors
-
-if TYPE_CHECKING:
-    from fleetune.edge_agent.service.install import Command
+from fleetune.protocols.systemd.options import DryRun, Into, Purge
 
 app = typer.Typer(help="Run the agent as a systemd service.", no_args_is_help=True)
-
-Into = Annotated[
-    Path,
-    typer.Option(help="root of another board's file system, such as a mounted image; nothing is started"),
-]
-DryRun = Annotated[bool, typer.Option(help="only show what would be done")]
 
 
 @app.command()
@@ -45,7 +36,8 @@ def install(
     """Create or change the service fleetune-agent, and start it. Options that are not given stay
     unchanged.
     """
-    from fleetune.edge_agent.service.install import activation, files, program, systemd_version, write
+    from fleetune.edge_agent.service.unit import SERVICE
+    from fleetune.protocols.systemd import commands
 
     values = {
         "FLEETUNE_FLEET": fleet,
@@ -56,53 +48,17 @@ def install(
     }
     with one_line_errors("edge-agent"):
         _check(fleet, device, broker, data)
-        given = {name: value for name, value in values.items() if value is not None}
-        version = systemd_version() if into == Path("/") else None
-        wanted = files(into, program(), given, systemd_version=version)
-        if dry_run:
-            for file in wanted:
-                print(f"# /{file.path}, mode {file.mode:04o}\n{_without_secrets(file.content)}")
-            _do(activation(into, changed=True), dry_run=True)
-            return
-        _check_place(into)
-        changed = False
-        for file, changes in write(into, wanted):
-            changed |= changes
-            print(f"{'changed  ' if changes else 'unchanged'} {into / file.path}")
-        _do(activation(into, changed=changed))
+        commands.install(SERVICE, values, into=into, dry_run=dry_run)
 
 
 @app.command()
-def uninstall(
-    into: Into = Path("/"),
-    purge: Annotated[bool, typer.Option(help="remove its settings too; personal models always stay")] = False,
-    dry_run: DryRun = False,
-) -> None:
+def uninstall(into: Into = Path("/"), purge: Purge = False, dry_run: DryRun = False) -> None:
     """Stop the service and remove it. Its settings and its state folder stay."""
-    from fleetune.edge_agent.service.install import (
-        SETTINGS_FILE,
-        STATE_FOLDER,
-        UNIT_FILE,
-        USER_FILE,
-        removal,
-        remove,
-    )
+    from fleetune.edge_agent.service.unit import SERVICE
+    from fleetune.protocols.systemd import commands
 
-    paths = [UNIT_FILE, USER_FILE, *([SETTINGS_FILE] if purge else [])]
-    there = [path for path in paths if (into / path).exists()]
     with one_line_errors("edge-agent"):
-        if UNIT_FILE in there:
-            _check_place(into)
-            _do(removal(into), dry_run=dry_run)
-        for path in there if dry_run else remove(into, there):
-            print(f"removed   {into / path}")
-        if into == Path("/") and UNIT_FILE in there:
-            _do([("systemctl", "daemon-reload")], dry_run=dry_run)
-    remaining = [
-        path for path in (SETTINGS_FILE, STATE_FOLDER) if (into / path).exists() and path not in there
-    ]
-    for path in remaining:
-        print(f"kept      {into / path}")
+        commands.uninstall(SERVICE, into=into, purge=purge, dry_run=dry_run)
 
 
 @app.command()
@@ -111,13 +67,14 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="print JSON, for
     import shlex
     import subprocess
 
-    from fleetune.edge_agent.service.install import STATE_FOLDER, program, settings
+    from fleetune.edge_agent.service.unit import SERVICE
+    from fleetune.protocols.systemd import commands
 
-    state = Path("/") / STATE_FOLDER
+    state = Path("/") / SERVICE.state_folder
     with one_line_errors("edge-agent"):
-        _need_root()
-        values = settings(Path("/"))
-        command = [str(program()), "doctor", "--state", str(state)]
+        commands.need_root(SERVICE)
+        values = SERVICE.settings(Path("/"))
+        command = [str(SERVICE.executable()), "doctor", "--state", str(state)]
         command += ["--fleet", values["FLEETUNE_FLEET"], "--data", values["FLEETUNE_SOURCE"]]
         command += shlex.split(values.get("FLEETUNE_OPTIONS", "")) + (["--json"] if as_json else [])
         done = subprocess.run(  # noqa: S603 - the owner's own settings
@@ -139,10 +96,14 @@ def _as_service_user() -> dict[str, Any]:
     import grp
     import pwd
 
+    from fleetune.edge_agent.service.unit import SERVICE
+
     try:
-        user = pwd.getpwnam("fleetune")
+        user = pwd.getpwnam(SERVICE.user)
     except KeyError:
-        raise StoreError("there is no user fleetune; run edge-agent service install to create it") from None
+        raise StoreError(
+            f"there is no user {SERVICE.user}; run edge-agent service install to create it"
+        ) from None
     groups = [group.gr_gid for group in grp.getgrall() if user.pw_name in group.gr_mem]
     return {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": groups}
 
@@ -167,38 +128,3 @@ def _check(fleet: str | None, device: str | None, broker: str | None, data: str 
         raise SettingError(
             f"--data {data}: a service has no current folder; give {kind}:{Path(path).absolute()}"
         )
-
-
-def _check_place(into: Path) -> None:
-    """Check that the service can be installed here.
-
-    Raises:
-        SettingError, StoreError: it cannot.
-    """
-    if not into.is_dir():
-        raise SettingError(f"--into {into}: no such folder")
-    if into != Path("/"):
-        return
-    _need_root()
-    if not Path("/run/systemd/system").is_dir():
-        raise StoreError("systemd does not run here; --into FOLDER prepares another board's file system")
-
-
-def _need_root() -> None:
-    if os.geteuid() != 0:
-        raise SettingError("this needs root: sudo edge-agent service ...")
-
-
-def _do(commands: "list[Command]", *, dry_run: bool = False) -> None:
-    from fleetune.edge_agent.service.install import run
-
-    for command in commands:
-        print(f"{'would run' if dry_run else 'run':<9} {' '.join(command)}")
-        if not dry_run:
-            run(command)
-
-
-def _without_secrets(content: str) -> str:
-    """Return a file's content for display, without users and passwords of URLs."""
-    # up to the line's last @, because a password may contain one
-    return re.sub(r"://.*@", "://***@", content)

@@ -1,155 +1,23 @@
 """The agent under a service manager: what it tells it, what it logs, and what installs it."""
 
-import logging
 import os
-import select
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
-import sys
-import tempfile
-import time
-from pathlib import Path
 
 import pytest
 import typer
-from tests.helpers.fleet_processes import PATIENCE_S, ROOT, Child
+from tests.helpers.fleet_processes import Child
 from tests.helpers.ports import free_port
 from typer.testing import CliRunner
 
 from fleetune.coordinator.broker.embedded_broker import EmbeddedBroker
 from fleetune.edge_agent import cli
-from fleetune.edge_agent.logs import JournalFormatter
-from fleetune.edge_agent.service import environment, install
-from fleetune.edge_agent.service.notify import Notifier
-from fleetune.protocols.errors import SettingError, StoreError
+from fleetune.edge_agent.service.unit import SERVICE
+from fleetune.protocols.systemd import environment, install
 
 needs_systemd = pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd is not installed")
-
-
-class Manager:
-    """Plays systemd: the socket that NOTIFY_SOCKET names."""
-
-    def __init__(self, address):
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._socket.bind(address.replace("@", "\0", 1))
-        self.heard = []
-
-    def next(self, patience_s=PATIENCE_S):
-        """The next message; None: none came."""
-        if not select.select([self._socket], [], [], patience_s)[0]:
-            return None
-        self.heard.append(self._socket.recv(4096).decode())
-        return self.heard[-1]
-
-    def wait_for(self, start):
-        give_up_at = time.monotonic() + PATIENCE_S
-        while time.monotonic() < give_up_at:
-            message = self.next()
-            if message is not None and message.startswith(start):
-                return message
-        raise AssertionError(f"{start} never came; heard {self.heard}")
-
-    def drain(self):
-        """Forget what has come so far."""
-        while self.next(0) is not None:
-            pass
-
-    def close(self):
-        self._socket.close()
-
-
-@pytest.fixture
-def manager(tmp_path):
-    made = Manager(str(tmp_path / "notify"))
-    yield made
-    made.close()
-
-
-# What is told
-
-
-def test_every_message_arrives_and_ready_is_said_once(tmp_path, manager):
-    told = Notifier({"NOTIFY_SOCKET": str(tmp_path / "notify")})
-    told.ready()
-    told.ready()
-    told.status("round 3: training\nand a line nobody sees")
-    told.stopping()
-    assert [manager.next(1) for _ in range(4)] == ["READY=1", "STATUS=round 3: training", "STOPPING=1", None]
-    assert told.wake_at is None, "without a watchdog nobody needs to wake up"
-
-
-def test_an_abstract_socket():
-    name = f"@fleetune-test-{os.getpid()}"
-    manager = Manager(name)
-    Notifier({"NOTIFY_SOCKET": name}).ready()
-    assert manager.next() == "READY=1"
-    manager.close()
-
-
-def test_signs_of_life_come_twice_in_the_watchdog_s_patience(tmp_path, manager):
-    told = Notifier({"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "30000000"})
-    for now in (100.0, 101.0, 114.9, 115.0, 129.9, 200.0):
-        told.beat(now)
-        manager.heard.append(now)
-        while manager.next(0) is not None:
-            pass
-    assert manager.heard == [
-        *(100.0, "WATCHDOG=1", 101.0, 114.9, 115.0, "WATCHDOG=1", 129.9, 200.0, "WATCHDOG=1")
-    ]
-    assert told.wake_at == 215.0
-
-
-@pytest.mark.parametrize(
-    "environment",
-    [
-        {},
-        {"WATCHDOG_USEC": "1000"},
-        {"NOTIFY_SOCKET": "/nowhere"},
-        {"NOTIFY_SOCKET": "/nowhere", "WATCHDOG_USEC": "soon"},
-        {"NOTIFY_SOCKET": "/nowhere", "WATCHDOG_USEC": "0"},
-        {"NOTIFY_SOCKET": "/nowhere", "WATCHDOG_USEC": "1000", "WATCHDOG_PID": "1"},
-    ],
-)
-def test_where_nobody_listens_nothing_is_due_and_nothing_fails(environment):
-    told = Notifier(environment)
-    told.ready()
-    told.beat(1.0)
-    told.stopping()
-    assert told.wake_at is None
-
-
-def test_a_manager_that_is_gone_does_not_stop_the_watchdog_s_beats():
-    told = Notifier(
-        {"NOTIFY_SOCKET": "/nowhere", "WATCHDOG_USEC": "2000000", "WATCHDOG_PID": str(os.getpid())}
-    )
-    told.beat(5.0)
-    assert told.wake_at == 6.0
-
-
-def test_programs_that_we_run_do_not_speak_for_us(tmp_path, manager):
-    code = (
-        "import os, subprocess, sys\n"
-        "from fleetune.edge_agent.service.notify import service_manager\n"
-        "service_manager()\n"
-        "service_manager().ready();"
-        "subprocess.run([sys.executable, '-c', 'import os; print(sorted(os.environ))'])"
-    )
-    environment = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "9", "STAYS": "here"}
-    told = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, **environment},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert manager.next() == "READY=1"
-    assert "STAYS" in told.stdout
-    assert "NOTIFY_SOCKET" not in told.stdout
-    assert "WATCHDOG" not in told.stdout
 
 
 # A whole agent
@@ -209,61 +77,6 @@ def test_a_terminal_gets_times_whatever_was_inherited(tmp_path):
         agent.kill()
 
 
-def test_every_line_of_a_traceback_has_its_priority():
-    try:
-        environment.read("first\nsecond")
-    except SettingError:
-        record = logging.LogRecord("x", logging.ERROR, "", 0, "declined", (), sys.exc_info())
-    lines = JournalFormatter().format(record).splitlines()
-    assert len(lines) > 4
-    assert all(line.startswith("<3>") for line in lines)
-    for level, priority in ((logging.DEBUG, 7), (logging.INFO, 6), (logging.CRITICAL, 2)):
-        record = logging.LogRecord("x", level, "", 0, "message %d", (1,), None)
-        assert JournalFormatter().format(record) == f"<{priority}>message 1"
-
-
-# Its settings
-
-AWKWARD = 'mqtts://me:p%40ss$HOME`id`";#&=* @edge'
-
-
-def test_settings_are_changed_where_they_are_and_the_rest_stays():
-    text = "# mine\nPYTHONPATH=/srv/ours\nFLEETUNE_FLEET=old\n"
-    found = environment.changed(text, {"FLEETUNE_FLEET": "new", "FLEETUNE_BROKER": AWKWARD})
-    assert found.startswith("# mine\nPYTHONPATH=/srv/ours\n")
-    assert environment.read(found) == {
-        "PYTHONPATH": "/srv/ours",
-        "FLEETUNE_FLEET": "new",
-        "FLEETUNE_BROKER": AWKWARD,
-    }
-    assert environment.changed(found, {"FLEETUNE_FLEET": "new"}) == found
-
-
-def test_a_shell_reads_the_same(tmp_path):
-    (tmp_path / "agent.env").write_text(
-        environment.changed("", {"A": AWKWARD, "B": '--policy "/a b"', "C": ""})
-    )
-    told = subprocess.run(
-        ["bash", "-c", f'. {tmp_path}/agent.env; printf "%s\\n" "$A" "$B" "$C"'],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert told.stdout.splitlines() == [AWKWARD, '--policy "/a b"', ""]
-
-
-@pytest.mark.parametrize("value", ["it's", "a\\b", "two\nlines"])
-def test_what_systemd_and_shells_read_differently_is_refused(value):
-    with pytest.raises(SettingError, match="FLEETUNE_BROKER"):
-        environment.changed("", {"FLEETUNE_BROKER": value})
-
-
-@pytest.mark.parametrize("line", ["FLEETUNE_FLEET", "A B=1", "A=one two", "A='open"])
-def test_a_line_that_is_no_setting_is_named(line):
-    with pytest.raises(SettingError, match="line 2"):
-        environment.read(f"# mine\n{line}\n")
-
-
 # Its installation
 
 
@@ -280,7 +93,7 @@ needs_systemctl = pytest.mark.skipif(not shutil.which("systemctl"), reason="syst
 @pytest.fixture
 def program(monkeypatch, tmp_path):
     """An edge-agent that everybody may start, wherever pytest keeps its folders."""
-    monkeypatch.setattr(install, "program", lambda: "/opt/fleetune/bin/edge-agent")
+    monkeypatch.setattr(install.Service, "executable", lambda _: "/opt/fleetune/bin/edge-agent")
 
 
 @needs_systemctl
@@ -288,12 +101,12 @@ def test_installing_into_an_image_again_and_otherwise(tmp_path, program):
     first = service("install", "--into", tmp_path, *GIVEN)
     assert first.exit_code == 0, first.output
     assert first.output.count("changed  ") == 3
-    settings = tmp_path / install.SETTINGS_FILE
+    settings = tmp_path / SERVICE.settings_file
     assert settings.stat().st_mode & 0o777 == 0o600
-    unit = tmp_path / install.UNIT_FILE
+    unit = tmp_path / SERVICE.unit_file
     assert 'ExecStart="/opt/fleetune/bin/edge-agent" run' in unit.read_text()
     assert "secret" not in unit.read_text()
-    wanted = tmp_path / "etc/systemd/system/multi-user.target.wants" / install.UNIT
+    wanted = tmp_path / "etc/systemd/system/multi-user.target.wants" / SERVICE.unit
     assert wanted.is_symlink()
 
     again = service("install", "--into", tmp_path)
@@ -314,7 +127,7 @@ def test_installing_into_an_image_again_and_otherwise(tmp_path, program):
         "run",
     ]
     assert settings.stat().st_mode & 0o777 == 0o600
-    assert environment.read(settings.read_text()) == {
+    assert environment.read(settings.read_text(), "agent.env") == {
         "FLEETUNE_FLEET": "g",
         "FLEETUNE_BROKER": "mqtts://me:secret@edge",
         "FLEETUNE_SOURCE": "npz:/data/x.npz",
@@ -357,52 +170,26 @@ def test_a_mistake_is_one_line_and_nothing_is_written(tmp_path, program, words, 
     assert not list(tmp_path.iterdir())
 
 
-def test_a_program_that_the_service_s_user_cannot_start_is_refused():
-    with tempfile.TemporaryDirectory() as name:  # pytest keeps its own closed to others
-        there, home = Path(name), Path(name, "home")
-        there.chmod(0o755)
-        home.mkdir(mode=0o700)
-        with pytest.raises(SettingError, match="there is no"):
-            install.program(there / "python")
-        for folder in (there, home):
-            (folder / "edge-agent").touch()
-        (there / "python").touch()
-        assert install.program(there / "python") == there / "edge-agent"
-        with pytest.raises(SettingError, match=f"may not enter {home}; install into a folder that is open"):
-            install.program(home / "python")
-        (there / "python").unlink()
-        (there / "python").symlink_to(home / "python")
-        with pytest.raises(SettingError, match=f"{home}/python: user fleetune may not enter {home};"):
-            install.program(there / "python")
-
-
-def test_a_command_that_fails_is_one_line():
-    with pytest.raises(StoreError, match="false failed: exit code 1"):
-        install.run(("false",))
-    with pytest.raises(StoreError, match="is this a system with systemd"):
-        install.run(("no-such-systemctl",))
-
-
 def made(tmp_path, path, **settings):
     """What would be installed there, for a program that exists."""
-    wanted = install.files(tmp_path, "/bin/true", dict.fromkeys(install._NEEDED, "x"), **settings)
+    wanted = SERVICE.files(tmp_path, "/bin/true", dict.fromkeys(SERVICE.needed, "x"), **settings)
     (file,) = [file for file in wanted if file.path == path]
     return file.content
 
 
 def unit(tmp_path):
-    path = tmp_path / install.UNIT
-    path.write_text(made(tmp_path, install.UNIT_FILE, systemd_version=install.systemd_version()))
+    path = tmp_path / SERVICE.unit
+    path.write_text(made(tmp_path, SERVICE.unit_file, systemd_version=install.systemd_version()))
     return path
 
 
 def test_an_older_systemd_is_not_told_what_it_does_not_know(tmp_path):
-    new, old = (made(tmp_path, install.UNIT_FILE, systemd_version=version) for version in (254, 252))
+    new, old = (made(tmp_path, SERVICE.unit_file, systemd_version=version) for version in (254, 252))
     assert sorted(set(new.splitlines()) - set(old.splitlines())) == [
         "RestartMaxDelaySec=600",
         "RestartSteps=6",
     ]
-    assert made(tmp_path, install.UNIT_FILE) == new, "an image's is not known"
+    assert made(tmp_path, SERVICE.unit_file) == new, "an image's is not known"
 
 
 @pytest.mark.parametrize("device", ["d", None])
@@ -425,7 +212,7 @@ def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path):
     verified = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", unit(tmp_path)], capture_output=True, text=True, check=False
     )
-    complaints = [line for line in verified.stderr.splitlines() if install.UNIT in line]
+    complaints = [line for line in verified.stderr.splitlines() if SERVICE.unit in line]
     assert complaints == []
     assert verified.returncode == 0
 
@@ -451,7 +238,7 @@ def test_the_user_is_made(tmp_path):
     (tmp_path / "etc/sysusers.d").mkdir(parents=True)
     (tmp_path / "etc/passwd").write_text("root:x:0:0::/root:/bin/sh\n")
     (tmp_path / "etc/group").write_text("root:x:0:\nvideo:x:44:\n")
-    (tmp_path / install.USER_FILE).write_text(made(tmp_path, install.USER_FILE))
+    (tmp_path / SERVICE.user_file).write_text(made(tmp_path, SERVICE.user_file))
     subprocess.run(["systemd-sysusers", f"--root={tmp_path}"], check=True, capture_output=True)
     (user,) = [line for line in (tmp_path / "etc/passwd").read_text().splitlines() if "fleetune" in line]
     assert user.split(":")[5] == "/var/lib/fleetune"

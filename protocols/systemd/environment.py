@@ -1,20 +1,17 @@
-"""/etc/fleetune/agent.env: the service's settings, in a form that systemd, shells and Fleetune all read."""
+"""A service's settings in /etc/fleetune, in a form that systemd, shells and Fleetune all read."""
 
 import shlex
 
 from fleetune.protocols.errors import SettingError
 
-_HEADER = (
-    "# Settings of fleetune-agent.service; `edge-agent service install` changes the lines of its options.\n"
-)
 _FORBIDDEN = "'\\\n\r"  # systemd and shells treat these characters differently
 
 
-def read(text: str) -> dict[str, str]:
+def read(text: str, file: str) -> dict[str, str]:
     """Read the variables of an environment file, by name.
 
     Raises:
-        SettingError: a line is not `NAME=value`.
+        SettingError: a line is not `NAME=value`; the message names `file`.
     """
     found = {}
     for number, line in enumerate(text.splitlines(), 1):
@@ -26,19 +23,19 @@ def read(text: str) -> dict[str, str]:
         except ValueError:
             words = ["", ""]
         if not separator or not name.strip().isidentifier() or len(words) > 1:
-            raise SettingError(f"agent.env, line {number}: expected NAME='value'")
+            raise SettingError(f"{file}, line {number}: expected NAME='value'")
         found[name.strip()] = words[0] if words else ""
     return found
 
 
-def changed(text: str, values: dict[str, str]) -> str:
+def changed(text: str, values: dict[str, str], file: str) -> str:
     """Return `text` with these variables set; all other lines stay unchanged.
 
     Raises:
         SettingError: a value cannot be written, or `text` cannot be read.
     """
-    before = read(text)
-    lines = (text or _HEADER).splitlines()
+    before = read(text, file)
+    lines = text.splitlines()
     for name, value in values.items():
         if any(mark in value for mark in _FORBIDDEN):
             raise SettingError(

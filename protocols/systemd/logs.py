@@ -5,21 +5,22 @@ import os
 import sys
 from collections.abc import Mapping
 
-from fleetune.edge_agent.service.notify import Notifier, service_manager
+from fleetune.protocols.systemd.notify import Notifier, service_manager
 
 _PLAIN = "%(asctime)s %(levelname)s %(message)s"
 _PRIORITIES = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6))
 _DEBUG = 7
 
 
-def set_up_logging() -> None:
-    """Log to stderr, and report the last line to a service manager as its status."""
+def set_up_logging(level: int = logging.INFO, *, status_line: bool = False) -> None:
+    """Log to stderr; with `status_line`, also report the last line to a service manager as its status."""
     formatter = JournalFormatter() if is_journal(os.environ) else logging.Formatter(_PLAIN)
     handler = logging.StreamHandler()
     handler.setFormatter(formatter)
-    manager = service_manager()
-    handlers: list[logging.Handler] = [handler, *([StatusLine(manager)] if manager.listens else [])]
-    logging.basicConfig(level=logging.INFO, handlers=handlers)
+    handlers: list[logging.Handler] = [handler]
+    if status_line and service_manager().listens:
+        handlers.append(StatusLine(service_manager()))
+    logging.basicConfig(level=level, handlers=handlers)
 
 
 def is_journal(environment: Mapping[str, str]) -> bool:

@@ -1,4 +1,4 @@
-"""Notifies the service manager that started the agent: ready, alive, stopping (sd_notify(3)).
+"""Notifies the service manager that started this program: ready, alive, stopping (sd_notify(3)).
 
 It sends datagrams to the socket in NOTIFY_SOCKET. Without that variable it sends nothing.
 """
@@ -59,7 +59,7 @@ class Notifier:
         self._send("STOPPING=1")
 
     def _send(self, message: str) -> None:
-        """Send a message. A message that the manager does not accept is lost; the agent continues."""
+        """Send a message. A message that the manager does not accept is lost; the program continues."""
         if not self._address:
             return
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line:

@@ -1,0 +1,1 @@
+"""Programs as systemd services: unit files, settings, installation, notifications, and log lines."""
