@@ -5,9 +5,16 @@ from typing import Annotated
 
 import typer
 
-from fleetune.coordinator.cli import broker_commands, control_commands, model_commands, report_commands
+from fleetune.coordinator.cli import (
+    broker_commands,
+    control_commands,
+    model_commands,
+    report_commands,
+    service_commands,
+)
 from fleetune.coordinator.cli.serve_command import serve
 from fleetune.protocols.command_group import Commands
+from fleetune.protocols.systemd.logs import set_up_logging
 from fleetune.protocols.version import show_version
 
 app = typer.Typer(
@@ -27,8 +34,7 @@ def main(
         typer.Option("--version", help="print the version and exit", is_eager=True, callback=show_version),
     ] = False,
 ) -> None:
-    level = logging.DEBUG if verbose else logging.WARNING
-    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(message)s")
+    set_up_logging(logging.DEBUG if verbose else logging.WARNING)
 
 
 # This is the order of the commands in `--help`.
@@ -38,7 +44,6 @@ for command in (
     control_commands.resume,
     control_commands.stop,
     control_commands.start,
-    control_commands.service,
     report_commands.report,
     report_commands.devices,
     report_commands.explain,
@@ -49,3 +54,5 @@ for command in (
     model_commands.export,
 ):
     app.command()(command)
+
+app.add_typer(service_commands.app, name="service")

@@ -1,21 +1,9 @@
-"""edge-coordinator pause, resume, stop, start and service: commands for one run or for many."""
+"""edge-coordinator pause, resume, stop and start: commands for one run."""
 
-import logging
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-import typer
-
-from fleetune.coordinator.cli.options import (
-    BrokerAuthority,
-    BrokerBind,
-    BrokerCertificate,
-    BrokerKey,
-    BrokerUrl,
-    RunOrName,
-    ServiceFolder,
-    sources,
-)
+from fleetune.coordinator.cli.options import RunOrName, ServiceFolder
 from fleetune.protocols.one_line import one_line_errors
 
 
@@ -46,26 +34,3 @@ def _apply(name: Literal["Pause", "Resume", "Stop", "Start"], run: str, service_
     command: commands.Command = getattr(commands, name)()
     with one_line_errors("edge-coordinator"):
         print(commands.apply(command, folder_of(run, service_folder)))
-
-
-def service(
-    context: typer.Context,
-    folder: Annotated[Path, typer.Argument(help="folder of run.toml files")],
-    broker: BrokerUrl = None,
-    bind: BrokerBind = "127.0.0.1",
-    port: Annotated[
-        int,
-        typer.Option(min=0, max=65535, help="port of the first fleet's embedded broker; 0 takes free ports"),
-    ] = 1883,
-    ca: BrokerAuthority = None,
-    cert: BrokerCertificate = None,
-    key: BrokerKey = None,
-) -> None:
-    """Serve all runs of FOLDER, each in a supervised process. Files may be added and removed at any time."""
-    from fleetune.coordinator.broker.broker_options import origin_of
-    from fleetune.coordinator.service.start import serve_folder
-
-    logging.getLogger("fleetune.coordinator.service").setLevel(logging.INFO)
-    with one_line_errors("edge-coordinator"):
-        origin, tls = origin_of(sources(context)), {"ca": ca, "cert": cert, "key": key}
-        serve_folder(folder, broker=broker, bind=bind, port=port, tls=tls, origin=origin)

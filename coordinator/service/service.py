@@ -14,6 +14,7 @@ import difflib
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +28,7 @@ from fleetune.coordinator.store.folder_lock import claim, is_claimed
 from fleetune.coordinator.store.run_folder import STATE
 from fleetune.protocols.errors import SettingError, StoreError
 from fleetune.protocols.files import keep_private, make_folder, write_atomically
+from fleetune.protocols.systemd.notify import service_manager
 
 OWN, RUNS, NOTES = ".service", "runs", "runs.json"
 LOOK_EVERY_S = 0.25
@@ -66,11 +68,16 @@ class Service:
 
     def run(self) -> None:
         """Supervise the runs until `stopping` is set, then end all processes."""
-        files = RunFiles(self.folder)
+        # asked before the first run starts, so that no run inherits the connection to the service manager
+        files, manager = RunFiles(self.folder), service_manager()
         while not self.stopping.wait(LOOK_EVERY_S):
+            manager.beat(time.monotonic())
             self.supervisor.look(files.look(), time.monotonic())
             self._note()
+            manager.ready()
+        manager.stopping()
         while not self.supervisor.end(time.monotonic()):
+            manager.beat(time.monotonic())
             time.sleep(LOOK_EVERY_S)
         self._note()
 
@@ -97,6 +104,13 @@ class Service:
             with contextlib.suppress(StoreError):  # the disk is full, so `status` shows the state before
                 write_atomically(self.folder / OWN / NOTES, data)
                 self._noted = data
+            service_manager().status(_counted(notes))
+
+
+def _counted(notes: list[ServiceRunStatus]) -> str:
+    """Return one line that counts the runs in each state. It names no reason, which could hold a secret."""
+    counts = Counter(note.state for note in notes)
+    return f"{len(notes)} runs" + "".join(f", {number} {state}" for state, number in counts.items())
 
 
 @contextlib.contextmanager

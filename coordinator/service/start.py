@@ -1,5 +1,6 @@
 """Starts a service: locks its folder, and supervises its runs until a signal arrives."""
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -8,6 +9,8 @@ from fleetune.coordinator.service.run_process import Launcher
 from fleetune.coordinator.service.service import RUNS, Service, held
 from fleetune.coordinator.service.supervisor import Supervisor
 from fleetune.protocols.wire.transport.mqtt import parse_broker
+
+log = logging.getLogger(__name__)
 
 
 def serve_folder(
@@ -45,6 +48,6 @@ def serve_folder(
         launcher = Launcher(folder / RUNS, own, bind, port, tuple(options), environment)
         service = Service(folder, Supervisor(folder / RUNS, launcher))
         service.stop_at_signals()
-        print(f"broker: {where}", flush=True)
-        print(f"service of {folder}: the runs' logs are in {own}", flush=True)
+        log.info("broker: %s", where)
+        log.info("service of %s: the runs' logs are in %s", folder, own)
         service.run()
