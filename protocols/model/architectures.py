@@ -101,6 +101,11 @@ def untried(name: str, input_shape: Shape, num_classes: int, interface: Interfac
                 f"model {name!r}: {path or 'the model itself'} is a TorchScript module, whose layers are"
                 " hidden; return the nn.Module that it was made from"
             )
+    for path, one in module.named_parameters():
+        if one.dtype == torch.float64:
+            raise ModelError(
+                f"model {name!r}: parameter {path} is float64; models train in float32: return module.float()"
+            )
     return module
 
 

@@ -82,6 +82,10 @@ def scripted():
     return torch.jit.script(plain())
 
 
+def doubled(**_):
+    return plain().double()
+
+
 def scripted_inside():
     return nn.Sequential(nn.Flatten(), torch.jit.script(nn.Linear(64, CLASSES)))
 
@@ -103,6 +107,7 @@ def section(make):
         (Folded, r"depends on the batch size: it gives \(4, 10\) for 3 samples; make it \(3, 10\)"),
         (WithEmpty, r"none has no entries, shape \(0,\); leave it out"),
         (scripted, r"the model itself is a TorchScript module.*return the nn.Module"),
+        (doubled, r"parameter 1.weight is float64.*return module.float\(\)"),
         (scripted_inside, r"1 is a TorchScript module.*return the nn.Module"),
     ],
 )
