@@ -13,7 +13,7 @@ from amqtt.plugins.base import BaseAuthPlugin, BasePlugin, BaseTopicPlugin
 from amqtt.session import Session
 
 from fleetune.coordinator.broker.access_rules import may
-from fleetune.coordinator.broker.credentials import is_password
+from fleetune.coordinator.fleet.secret_hash import is_hash_of
 
 
 @cache
@@ -28,7 +28,7 @@ class FleetPasswords(BaseAuthPlugin):  # type: ignore[misc]
     async def authenticate(self, *, session: Session) -> bool | None:
         users = _users(self._get_config_option("password_file", ""))
         user, password = session.username or "", session.password or ""
-        if user not in users or not is_password(password, users[user]):
+        if user not in users or not is_hash_of(password, users[user]):
             return False
         fleet, will = self._get_config_option("fleet", ""), session.will_topic
         return not will or may(fleet, user, session.client_id or "", will, write=True)

@@ -25,7 +25,7 @@ from typing import Literal, Self
 
 from fleetune.coordinator.broker.access_rules import mosquitto_rules
 from fleetune.coordinator.broker.credentials import Credentials
-from fleetune.coordinator.broker.tied_child import tied
+from fleetune.coordinator.tied_child import tied
 from fleetune.protocols.disk import open_private
 from fleetune.protocols.errors import TransportError
 from fleetune.protocols.files import make_folder, write_atomically

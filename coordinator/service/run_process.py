@@ -13,9 +13,9 @@ from pathlib import Path
 import msgspec
 
 from fleetune.coordinator.broker.embedded_broker import claim_port
-from fleetune.coordinator.broker.tied_child import tied
 from fleetune.coordinator.service.run_files import RunFile
 from fleetune.coordinator.serving.control_watch import SUPERVISED
+from fleetune.coordinator.tied_child import tied
 from fleetune.protocols.errors import SettingError, StoreError, TransportError
 from fleetune.protocols.files import write_atomically
 

@@ -16,9 +16,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 
+from fleetune.coordinator.rate_limiter import TokenBucket, TokenBuckets
 from fleetune.coordinator.run.run_controller import RunController
 from fleetune.coordinator.serving.device_sessions import DeviceSessions
-from fleetune.coordinator.serving.rate_limiter import TokenBucket, TokenBuckets
 from fleetune.protocols.wire.messages import readable
 from fleetune.protocols.wire.topics import Address
 

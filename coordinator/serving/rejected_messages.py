@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from fleetune.coordinator.serving.rate_limiter import TokenBucket, TokenBuckets
+from fleetune.coordinator.rate_limiter import TokenBucket, TokenBuckets
 from fleetune.protocols.errors import PacketError
 from fleetune.protocols.one_line import unexpected
 from fleetune.protocols.wire.identity import Identity

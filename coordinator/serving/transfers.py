@@ -4,10 +4,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
+from fleetune.coordinator.rate_limiter import TokenBuckets
 from fleetune.coordinator.serving.device_sessions import DeviceSession, DeviceSessions
 from fleetune.coordinator.serving.event_batch import EventBatch
 from fleetune.coordinator.serving.event_queue import Timers
-from fleetune.coordinator.serving.rate_limiter import TokenBuckets
 from fleetune.protocols.wire import topics
 from fleetune.protocols.wire.inbox import Arrived
 from fleetune.protocols.wire.messages import Message, encode

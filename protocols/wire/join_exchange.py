@@ -20,7 +20,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from fleetune.protocols.bounds import FleetName, Words
+from fleetune.protocols.bounds import FleetName, Nonce, Words
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.wire.identity import MAX_NAME
 from fleetune.protocols.wire.transport.mqtt import in_url
@@ -46,9 +46,11 @@ class JoinRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
         code: the code of the invitation.
         signing_request: PKCS #10 request in PEM, with a P-256 key; its subject is ignored. "" asks for a user
             name and a secret, for peers that cannot hold a certificate.
-        device: the id that the device wants; "" lets the coordinator choose one.
+        device: the id that the device wants, at most 58 characters; null lets the coordinator choose one.
         name: the device's name for people; "" for its id.
         agent: program and version.
+        nonce: for a device without signing request: a random text of 16 characters or more, which it makes
+            once. By it the coordinator recognises the same request when it is sent again.
     """
 
     fleet: FleetName
@@ -57,6 +59,7 @@ class JoinRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
     device: FleetName | None = None
     name: Annotated[str, Meta(max_length=MAX_NAME)] = ""
     agent: Words = ""
+    nonce: Nonce = ""
 
 
 class Joined(Struct, frozen=True, omit_defaults=True):

@@ -11,9 +11,10 @@ from typer.testing import CliRunner
 
 from fleetune.coordinator.broker.access_rules import may
 from fleetune.coordinator.broker.broker_options import broker_at
-from fleetune.coordinator.broker.credentials import Credentials, credentials_of, is_password
+from fleetune.coordinator.broker.credentials import Credentials, credentials_of
 from fleetune.coordinator.broker.embedded_broker import MAX_MESSAGE_BYTES, Access, EmbeddedBroker
 from fleetune.coordinator.cli import app
+from fleetune.coordinator.fleet.secret_hash import is_hash_of
 from fleetune.edge_agent.cli import app as agent
 from fleetune.edge_agent.probes.link_speed import measure_link
 from fleetune.protocols.errors import StoreError, TransportError
@@ -188,8 +189,8 @@ def test_passwords_are_made_once_for_a_fleet_and_for_nobody_else_to_read(tmp_pat
     path = tmp_path / ".fleets" / "f.json"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     hashed = made.password_file().splitlines()[0].partition(":")[2]
-    assert is_password(made.join, hashed)
-    assert not is_password(made.coordinator, hashed)
+    assert is_hash_of(made.join, hashed)
+    assert not is_hash_of(made.coordinator, hashed)
     assert made.join not in made.password_file()
     path.write_text("{}")
     with pytest.raises(StoreError, match="damaged"):
