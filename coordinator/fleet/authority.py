@@ -100,7 +100,7 @@ class Authority:
         """
         made = cls(folder)
         make_folder(folder.path)
-        with made._locked():
+        with made.locked():
             if not folder.authority.exists():
                 keys = made._keys() if folder.authority_key.exists() else []
                 key = keys[0] if keys else _new_key()
@@ -142,7 +142,7 @@ class Authority:
             StoreError: a file is damaged, or cannot be read or written.
         """
         wanted = [host for host in dict.fromkeys(hosts) if _general_name(host)][:MAX_HOSTS]
-        with self._locked():
+        with self.locked():
             key = self._server_key()
             if not self._server_is_due(key, wanted, now):
                 return False
@@ -183,7 +183,7 @@ class Authority:
         Raises:
             StoreError: a file is damaged, or cannot be read or written.
         """
-        with self._locked():
+        with self.locked():
             old, key = self._pairs()[0], _new_key()
             kept = [] if at_once else [old]
             made = _authority_certificate(self.folder.fleet, key, now)
@@ -198,7 +198,7 @@ class Authority:
 
     def drop_old(self) -> None:
         """Stop trusting all authorities but the one that signs, and forget their keys. Raises StoreError."""
-        with self._locked():
+        with self.locked():
             certificate, key = self._pairs()[0]
             write_atomically(self.folder.authority, _pem(certificate))
             self._write_keys([key])
@@ -269,7 +269,7 @@ class Authority:
         return found
 
     @contextmanager
-    def _locked(self) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
         """Let no other process change the authority's files during this context."""
         with disk.open_private(self.folder.path / "lock") as lock:
             if sys.platform != "win32":
