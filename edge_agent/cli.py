@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fleetune.edge_agent import board_cli, personal_cli, versions_cli, wipe_cli
+from fleetune.edge_agent import board_cli, join_cli, personal_cli, versions_cli, wipe_cli
 from fleetune.edge_agent.doctor import cli as doctor_cli
 from fleetune.edge_agent.run_options import RunOptions, takes_run_options
 from fleetune.edge_agent.service.cli import app as service
@@ -53,6 +53,7 @@ def run(options: dict[str, Any]) -> None:
         log.info("left: %s", agent.run())
 
 
+app.command()(join_cli.join)
 for _command in (board_cli.profile, board_cli.explain, board_cli.boards, doctor_cli.doctor, wipe_cli.wipe):
     app.command()(_command)
 app.command()(personal_cli.export)

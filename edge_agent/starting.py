@@ -59,7 +59,7 @@ def ready_agent(
     def make_transport(farewell: bytes, events: EventSink) -> MqttTransport:
         return MqttTransport(
             where,
-            topics.client_id(fleet, device, where.username),
+            topics.client_id(fleet, device, joined=where.has_own_ids),
             subscriptions=topics.device_subscriptions(fleet, device),
             events=events,
             will=Will(topics.topic(fleet, device, "state"), farewell),

@@ -137,8 +137,8 @@ def _logs_in(broker: Broker, fleet: str, device: str) -> Iterator[CheckResult]:
 
 
 def _connection(broker: Broker, fleet: str, device: str) -> ProbeConnection:
-    client_id, topic = topics.probe(fleet, device, broker.username)
-    return ProbeConnection(broker, client_id, topic, time.monotonic, PATIENCE_S)
+    client_id, topic = topics.probe(fleet, device, joined=broker.has_own_ids)
+    return ProbeConnection(broker.second, client_id, topic, time.monotonic, PATIENCE_S)
 
 
 def _access(rights: ChannelRights) -> CheckResult:

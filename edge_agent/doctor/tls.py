@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-from fleetune.edge_agent.doctor.certificate import validity_of_broker, validity_of_file
 from fleetune.edge_agent.doctor.check_result import CheckResult
+from fleetune.edge_agent.joining.certificate import validity_of_broker, validity_of_file
 from fleetune.protocols.wire.transport.mqtt import Broker
 
 CONNECT_S = 10.0

@@ -133,9 +133,9 @@ class _Tester(ProbeConnection):
     """A connection that sends pings."""
 
     def __init__(self, broker: Broker, fleet: str, device: str, protocol: MQTTProtocolVersion) -> None:
-        client_id, topic = topics.probe(fleet, device, broker.username)
-        super().__init__(broker, client_id, topic, time.monotonic, _CONNECT_S, protocol)
-        self._fleet, self._name = fleet, topics.probe_name(device, broker.username)
+        client_id, topic = topics.probe(fleet, device, joined=broker.has_own_ids)
+        super().__init__(broker.second, client_id, topic, time.monotonic, _CONNECT_S, protocol)
+        self._fleet, self._name = fleet, topics.probe_name(device, joined=broker.has_own_ids)
         self._client.on_publish = lambda _client, _data, message, reason, _properties: self.events.put(
             _Acknowledged(message, reason.is_failure)  # type: ignore[arg-type]
         )

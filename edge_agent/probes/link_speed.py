@@ -166,9 +166,9 @@ def measure_link(
         clock: monotonic seconds.
         patience_s: most seconds of one message.
     """
-    (client_id, topic), found = topics.probe(fleet, device, broker.username), LinkSpeed()
+    (client_id, topic), found = topics.probe(fleet, device, joined=broker.has_own_ids), LinkSpeed()
     try:
-        with closing(ProbeConnection(broker, client_id, topic, clock, patience_s)) as line:
+        with closing(ProbeConnection(broker.second, client_id, topic, clock, patience_s)) as line:
             line.open()
             for better in _measure(line):
                 found = better

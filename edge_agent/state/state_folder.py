@@ -15,6 +15,7 @@ from typing import IO
 
 import msgspec
 
+from fleetune.edge_agent.joining.joined_fleet import joined_fleet
 from fleetune.edge_agent.state.defaults import HOST
 from fleetune.edge_agent.state.state_versions import FIRST, PRESENT, REMEDY
 from fleetune.protocols import disk
@@ -64,30 +65,38 @@ class AgentFiles:
     foreign: tuple[Path, ...]
 
 
-def device_folder(state: Path, fleet: str, device: str | None = None, name: str | None = None) -> Path:
+def device_folder(state: Path, fleet: str | None, device: str | None = None, name: str | None = None) -> Path:
     """Return the folder of a device's state. The folder's name is the device's id.
 
-    The first start fixes the id: `device`, else `name`, else the machine's name. Later starts without
-    `device` find the id in the state. If the state has one device, its id is used, even if the machine or the
-    device was renamed. If the state has several devices, the one whose id or stored name is `name` is used;
-    without `name`, the one whose id is the machine's name.
+    In a fleet that the device has joined, the id is the one that it got then. Otherwise the first start fixes
+    the id: `device`, else `name`, else the machine's name. Later starts without `device` find the id in the
+    state. If the state has one device, its id is used, even if the machine or the device was renamed. If the
+    state has several devices, the one whose id or stored name is `name` is used; without `name`, the one
+    whose id is the machine's name.
 
     Args:
         state: folder given by `--state`.
-        fleet: name of the fleet.
+        fleet: name of the fleet; None for the only one that the device has joined.
         device: the device's id; None if not given.
         name: the device's name for people; None if not given.
 
     Raises:
-        SettingError: several devices of the fleet have their state here, and the rule above selects none or
-            more than one; or an id is invalid in a topic, or the name has unprintable characters.
+        SettingError: no fleet is given, and the device has joined none or several; several devices of the
+            fleet have their state here, and the rule above selects none or more than one; or an id is invalid
+            in a topic, or the name has unprintable characters.
         StoreError: the stored name of one of several devices cannot be read.
     """
     if name is not None:
         check_display_name(name)
-    below = state / check_name(fleet, "fleet")
+    joined = joined_fleet(state, fleet)
+    if fleet is None and joined is None:
+        raise SettingError(f"--fleet is not given, and this device has joined no fleet below {state}")
+    fleet = fleet if joined is None else joined.fleet
+    below = state / check_name(str(fleet), "fleet")
     if device is not None:
         return below / check_name(device, "device")
+    if joined is not None:
+        return below / joined.device
     found = sorted(path.parent for path in below.glob(f"*/{MARKER}"))
     if not found:
         return below / (check_name(HOST, "device") if name is None else _id_from(name))
@@ -96,6 +105,12 @@ def device_folder(state: Path, fleet: str, device: str | None = None, name: str 
         known = ", ".join(path.name for path in found)
         raise SettingError(f"{below} holds the state of several devices: {known}; choose one with --device")
     return chosen[0]
+
+
+def only_device(state: Path, fleet: str) -> str | None:
+    """Return the device whose state is stored for a fleet; None if there is none, or more than one."""
+    found = [path.parent.name for path in (state / fleet).glob(f"*/{MARKER}")]
+    return found[0] if len(found) == 1 else None
 
 
 def _is_called(folder: Path, name: str | None) -> bool:

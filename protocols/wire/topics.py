@@ -54,25 +54,28 @@ def topic(fleet: str, device: str, channel: Channel) -> str:
     return f"{ROOT}/{fleet}/{device}/{channel}"
 
 
-def client_id(fleet: str, device: str, user: str | None, role: str = "") -> str:
+def client_id(fleet: str, device: str, role: str = "", *, joined: bool) -> str:
     """Return the client id of a device's connection to its broker; `role` marks a second connection.
 
-    An embedded broker that asks for the join password serves one fleet, and identifies a device by its client
-    id. Other brokers may serve many fleets.
+    A broker of one fleet, which the device has joined, identifies the device by this id. Other brokers may
+    serve many fleets.
     """
-    if user == JOIN_USER:
+    if joined:
         return f"{device}~{role}" if role else device
     return "-".join(filter(None, (fleet, device, role)))
 
 
-def probe(fleet: str, device: str, user: str | None) -> tuple[str, str]:
+def probe(fleet: str, device: str, *, joined: bool) -> tuple[str, str]:
     """Return the client id and the topic of a device's second connection, which measures its link."""
-    return client_id(fleet, device, user, PROBE), topic(fleet, probe_name(device, user), PROBE)
+    return (
+        client_id(fleet, device, PROBE, joined=joined),
+        topic(fleet, probe_name(device, joined=joined), PROBE),
+    )
 
 
-def probe_name(device: str, user: str | None) -> str:
+def probe_name(device: str, *, joined: bool) -> str:
     """Return the device's name in the topics of its second connection, which tests and measures the link."""
-    return f"{device}~{PROBE}" if user == JOIN_USER else device
+    return f"{device}~{PROBE}" if joined else device
 
 
 def device_subscriptions(fleet: str, device: str) -> list[str]:

@@ -13,7 +13,7 @@ from fleetune.coordinator.run.weights_file import read_weights
 from fleetune.edge_agent.budget.owner_policy import read_policy
 from fleetune.edge_agent.datasets.npy_arrays import read_npy
 from fleetune.edge_agent.datasets.sources import load
-from fleetune.edge_agent.doctor.certificate import validity_of_file
+from fleetune.edge_agent.joining.certificate import validity_of_file
 from fleetune.edge_agent.personal.inference_graph import Predictor
 from fleetune.edge_agent.probes.board_profile import board_named
 from fleetune.protocols.errors import FleetuneError

@@ -18,6 +18,7 @@ from typing import Annotated, Any
 from urllib.parse import unquote, urlsplit
 
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 from paho.mqtt.client import (
     MQTT_ERR_SUCCESS,
     Client,
@@ -33,7 +34,15 @@ from paho.mqtt.reasoncodes import ReasonCode
 from fleetune.protocols.errors import RefusalReason, SettingError, TransportError
 from fleetune.protocols.input_files import open_input
 from fleetune.protocols.randomness import Key
+from fleetune.protocols.wire.topics import JOIN_USER, PROBE
 from fleetune.protocols.wire.transport import Connected, Disconnected, EventSink, Qos, Received, Will
+from fleetune.protocols.wire.transport.tls import (
+    CLOCK_BEHIND,
+    EXPIRED,
+    NOT_YET_VALID,
+    TlsConnections,
+    refused_certificate,
+)
 
 FAREWELL_S = 2.0
 MAX_PEM_BYTES = 2**24
@@ -55,7 +64,11 @@ class Broker(Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         tls: True to encrypt; implied by `mqtts://`.
         ca: PEM file of the authority that signed the broker's certificate; None for the system's authorities.
-        cert, key: PEM files with this client's certificate and key, for brokers that require them.
+        cert, key: PEM files with this client's certificate and key, for brokers that require them. `cert`
+            may hold both.
+        joined: True for the broker of a fleet that this device has joined. `ca` is then the authority of that
+            fleet, which signs for its coordinator only, so the broker's address is not checked.
+        probe_cert: as `cert`, for the second connection of a device that has joined.
         keepalive_s: seconds of silence after which a connection is probed; it is closed if no answer comes
             within the same time again.
     """
@@ -68,12 +81,27 @@ class Broker(Struct, frozen=True, forbid_unknown_fields=True):
     ca: str | None = None
     cert: str | None = None
     key: str | None = None
+    joined: bool = False
+    probe_cert: str | None = None
     keepalive_s: Annotated[int, Meta(ge=1, le=65535)] = 30
 
     @property
     def place(self) -> str:
         """`host:port`; brackets enclose an IPv6 address."""
         return f"{in_url(self.host)}:{self.port}"
+
+    @property
+    def has_own_ids(self) -> bool:
+        """True if the broker serves one fleet, and a device's client id is its name."""
+        return self.joined or self.username == JOIN_USER
+
+    @property
+    def second(self) -> "Broker":
+        """The same broker with the credentials of a device's second connection."""
+        if not self.joined:
+            return self
+        user = None if self.username is None else f"{self.username}~{PROBE}"
+        return replace(self, cert=self.probe_cert, username=user)
 
     def __repr__(self) -> str:  # never show the password
         return f"{'mqtts' if self.tls else 'mqtt'}://{self.place}"
@@ -173,6 +201,7 @@ class MqttTransport:
         self._connected = False
         self._refusal: str | None = None
         self._refusal_reason: RefusalReason | None = None
+        self._tls: TlsConnections | None = self._tls_connections() if broker.tls else None
         self._client = self._make_client()
 
     def connect(self) -> None:
@@ -202,8 +231,8 @@ class MqttTransport:
         )
         if self._broker.username is not None:
             client.username_pw_set(self._broker.username, self._broker.password)
-        if self._broker.tls:
-            self._set_tls(client)
+        if self._tls is not None:
+            client.tls_set_context(self._tls)  # type: ignore[arg-type]
         if self._will is not None:
             client.will_set(self._will.topic, self._will.data, qos=1, retain=True)
         shortest, longest = Key.of("fleetune", "reconnect", self._client_id).uniform(2)
@@ -215,12 +244,13 @@ class MqttTransport:
         client.on_socket_open = _send_small_packets_at_once
         return client
 
-    def _set_tls(self, client: Client) -> None:
-        given = [one for one in (self._broker.ca, self._broker.cert, self._broker.key) if one is not None]
+    def _tls_connections(self) -> TlsConnections:
+        broker = self._broker
+        given = [one for one in (broker.ca, broker.cert, broker.key) if one is not None]
         try:
             for one in given:  # OpenSSL would wait for ever on a named pipe
                 open_input(Path(one), MAX_PEM_BYTES, error=ValueError).close()
-            client.tls_set(self._broker.ca, self._broker.cert, self._broker.key)
+            return TlsConnections(broker.ca, broker.cert, broker.key, joined=broker.joined)
         except (OSError, ValueError) as problem:
             files = ", ".join(given)
             raise TransportError(f"TLS files {files}: {problem}; they must be readable PEM files") from None
@@ -257,10 +287,16 @@ class MqttTransport:
         self._connected = False
         # "Unspecified error" is paho's text for any lost connection
         why = "" if str(reason) == "Unspecified error" else f" ({reason})"
-        lost = f"connection to {self._broker} ended{why}"
+        lost = self._refused_certificate() or f"connection to {self._broker} ended{why}"
         refusal = "name-taken" if reason.value == _TAKEN_OVER else self._refusal_reason
         said = self._refusal or (lost if reason.is_failure else "closed")
         self.events.put(Disconnected(said, refusal))
+
+    def _refused_certificate(self) -> str | None:
+        """Return one line if the broker has just refused this client's certificate."""
+        if self._tls is None or self._tls.alert is None:
+            return None
+        return refused_certificate(self._tls.alert, str(self._broker), joined=self._broker.joined)
 
     def _on_message(self, _client: Client, _data: Any, message: MQTTMessage) -> None:
         if message.retain and not self._wants(message.topic):
@@ -300,15 +336,30 @@ def explain(broker: Broker) -> str:
         case socket.gaierror():
             return f"host {broker.host!r} is unknown; check the name and the network"
         case ssl.SSLCertVerificationError():
-            return (
-                f"{broker}: its certificate is not trusted ({problem.verify_message}); give the authority's "
-                "PEM file, and use the host name in the certificate"
-            )
+            return _not_trusted(broker, problem)
         case ssl.SSLError():
-            return f"{broker}: TLS failed ({problem.reason}); is this the broker's TLS port?"
+            refused_line = refused_certificate(problem.reason or "", str(broker), joined=broker.joined)
+            return refused_line or f"{broker}: TLS failed ({problem.reason}); is this the broker's TLS port?"
         case ConnectionRefusedError():
             return f"{broker}: no program listens there; is the broker running?"
         case TimeoutError():
             return f"{broker}: no answer; check address, network and firewall"
         case _:
             return f"{broker}: {problem}"
+
+
+def _not_trusted(broker: Broker, problem: ssl.SSLCertVerificationError) -> str:
+    """Return why the broker's certificate is not valid, in one line."""
+    if not broker.joined:
+        return (
+            f"{broker}: its certificate is not trusted ({problem.verify_message}); give the authority's "
+            "PEM file, and use the host name in the certificate"
+        )
+    if problem.verify_code == NOT_YET_VALID:
+        return f"{broker}: {CLOCK_BEHIND}"
+    if problem.verify_code == EXPIRED:
+        return f"{broker}: its certificate has expired, or this device's clock is ahead; set the clock"
+    return (
+        f"{broker} is not the broker of the fleet that this device has joined ({problem.verify_message});"
+        " check the network, or join again with a new invitation: edge-agent join LINE"
+    )

@@ -32,10 +32,10 @@ from fleetune.edge_agent import cli
 from fleetune.edge_agent.budget.owner_policy import Policy
 from fleetune.edge_agent.doctor import agent_state, host, sensors, training
 from fleetune.edge_agent.doctor import broker as broker_checks
-from fleetune.edge_agent.doctor.certificate import validity_of_broker, validity_of_file
 from fleetune.edge_agent.doctor.check_result import CheckResult, run_check
 from fleetune.edge_agent.doctor.diagnosis import AgentUnderDiagnosis, examine
 from fleetune.edge_agent.doctor.training import Tried
+from fleetune.edge_agent.joining.certificate import validity_of_broker, validity_of_file
 from fleetune.edge_agent.state import state_folder
 from fleetune.edge_agent.state.agent_store import AgentStore
 from fleetune.edge_agent.training import trainers
