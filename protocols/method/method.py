@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 from fleetune.protocols.method.choice import Budget, Choice, DeviceReport
 from fleetune.protocols.method.diagnostics import Diagnostic, Figure
+from fleetune.protocols.method.forgetting import without
 from fleetune.protocols.method.trainer import Trainer
 from fleetune.protocols.method.utility import default_utility
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
@@ -123,6 +124,14 @@ class Method(Protocol[S, D, T, U]):
     def admit(self, state: S, report: DeviceReport) -> S:
         """Return the state after a device joined: at the start, late, or again after an absence."""
         return state
+
+    def forget(self, state: S, device: DeviceId) -> S:
+        """Return the state without everything that is stored about one device; its part in models stays.
+
+        The default removes the device from all dictionaries and tuples. A method whose state has arrays with
+        a row for each device overrides this.
+        """
+        return without(state, device)
 
     def init_device(self, weights: FlatArray) -> D:
         """Return a device's state before its first task, from the initial weights."""

@@ -250,6 +250,15 @@ class ClusterFL(PersonalDevice[ServerState, PullTask, Update]):
     def init_coordinator(self, weights: FlatArray) -> ServerState:
         return ServerState(weights, {}, {})
 
+    def forget(self, state: ServerState, device: DeviceId) -> ServerState:
+        """Return the state without the device, with new relations of the other devices."""
+        if device not in state.models:
+            return state
+        rest = super().forget(state, device)
+        if state.consensus is None or not rest.models:
+            return replace(rest, consensus=None)
+        return self._stepped(self._with_new_relations(rest))
+
     def plan(
         self, state: ServerState, round_: Round, key: Key
     ) -> tuple[ServerState, Mapping[DeviceId, PullTask]]:
@@ -308,11 +317,7 @@ class ClusterFL(PersonalDevice[ServerState, PullTask, Update]):
         known = {} if state.consensus is None else state.consensus.relations
         if models and (due or models.keys() != known.keys()):
             now = self._with_new_relations(now)
-        if now.consensus is None:
-            return now
-        held, sums = now.consensus, self._sums(now, now.consensus.relations)
-        copies, multipliers = stepped(sums, held.multipliers, self.attract, self._penalty)
-        return replace(now, consensus=replace(held, copies=copies, multipliers=multipliers))
+        return self._stepped(now)
 
     def shared_model(self, state: ServerState) -> FlatArray:
         """Return the plain mean of the received models, for new devices; no device trains on it."""
@@ -328,6 +333,14 @@ class ClusterFL(PersonalDevice[ServerState, PullTask, Update]):
             if norm > 0:
                 seen["consensus_gap"] = float(np.linalg.norm(state.consensus.copies - sums)) / norm
         return seen
+
+    def _stepped(self, state: ServerState) -> ServerState:
+        """Return `state` after the step of O and U."""
+        if state.consensus is None:
+            return state
+        held, sums = state.consensus, self._sums(state, state.consensus.relations)
+        copies, multipliers = stepped(sums, held.multipliers, self.attract, self._penalty)
+        return replace(state, consensus=replace(held, copies=copies, multipliers=multipliers))
 
     def _with_new_relations(self, state: ServerState) -> ServerState:
         """Return `state` with newly computed relations; an unchanged column keeps its multiplier."""

@@ -87,6 +87,11 @@ class Hypernetwork:
         """Return the shares alpha_i, shape (layers, devices)."""
         return _softmax(self.heads @ _with_one(self._activations()[-1]))
 
+    def without_device(self, column: int) -> "Hypernetwork":
+        """Return the network without the device of this column; one that it lacks has score 0."""
+        known = self.heads.shape[1]
+        return replace(self, heads=np.delete(self.heads, column, axis=1)) if column < known else self
+
     def stepped(self, gradient: Floats, rate: float) -> "Hypernetwork":
         """Return the network after one gradient step; `gradient` is the loss's gradient by alpha_i, same
         shape.
@@ -179,6 +184,14 @@ class PFedLA(PersonalDevice[ServerState, Task, Update]):
 
     def init_coordinator(self, weights: FlatArray) -> ServerState:
         return ServerState(weights)
+
+    def forget(self, state: ServerState, device: DeviceId) -> ServerState:
+        rest = super().forget(state, device)
+        if device not in state.devices:
+            return rest
+        column = state.devices.index(device)
+        networks = {other: network.without_device(column) for other, network in rest.networks.items()}
+        return replace(rest, networks=networks)
 
     def plan(
         self, state: ServerState, round_: Round, key: Key

@@ -137,6 +137,18 @@ class DCPFL(GroupDevelopment, Method[ServerState, ClientState, Task, Update]):
         ratios = {**state.ratios, device: report.ratio}
         return replace(state, grouping=grouping, ratios=ratios, synced=synced)
 
+    def forget(self, state: ServerState, device: DeviceId) -> ServerState:
+        """Return the state without the device; a trial that it alone could decide ends."""
+        rest = replace(
+            super().forget(state, device),
+            grouping=state.grouping.without_device(device),
+            trial=state.trial and state.trial.without_device(device),
+            pairs=state.pairs.without_device(device),
+        )
+        if rest.trial is None or any(map(rest.on_trial, rest.grouping.placed)):
+            return rest
+        return replace(rest, trial=None, phase="watch")
+
     def init_device(self, weights: FlatArray) -> ClientState:
         return ClientState(weights)
 

@@ -193,6 +193,16 @@ class PairMeans:
         counts[here] += wanted
         return type(self)(names, sums, counts)
 
+    def without_device(self, device: str) -> Self:
+        """Return the means without the pairs of one device."""
+        if device not in self.devices:
+            return self
+        row = self.devices.index(device)
+        sums, counts = (
+            np.delete(np.delete(matrix, row, axis=0), row, axis=1) for matrix in (self.sums, self.counts)
+        )
+        return type(self)(tuple(name for name in self.devices if name != device), sums, counts)
+
     def compared(self) -> tuple[str, ...]:
         """Return the devices that have been compared with another device."""
         others = (self.counts > 0).sum(axis=1) > 1

@@ -68,6 +68,15 @@ class Grouping:
         place = self.place_of(device)
         return frozenset() if place is None else self.members(place)
 
+    def without_device(self, device: DeviceId) -> Self:
+        """Return the grouping without a device; a group whose only member it was is removed."""
+        place = self.placed.get(device)
+        placed = {other: own for other, own in self.placed.items() if other != device}
+        if place is None or place in placed.values() or len(self.groups) == 1:
+            return replace(self, placed=placed)
+        groups = (*self.groups[:place], *self.groups[place + 1 :])
+        return replace(self, groups=groups, placed={one: own - (own > place) for one, own in placed.items()})
+
     def unchanged_group(self, old: "Grouping", place: int) -> Group | None:
         """Return the group of `old` with exactly the members of this grouping's group at `place`; None
         without one.

@@ -223,6 +223,12 @@ class KAPC(Method[ServerState, ClientState, Task, Update]):
             return state
         return replace(state, ratios={**state.ratios, report.device: report.ratio})
 
+    def forget(self, state: ServerState, device: DeviceId) -> ServerState:
+        cube = state.cube
+        if device in state.related:
+            cube = relationship_cube.shrink(cube, state.related.index(device))
+        return replace(super().forget(state, device), cube=cube, coached=None)
+
     def init_device(self, weights: FlatArray) -> ClientState:
         return ClientState(weights)
 

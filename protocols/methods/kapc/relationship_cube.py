@@ -146,6 +146,14 @@ def grow(cube: Cube, places: Sequence[int], size: int) -> Cube:
     return grown
 
 
+def shrink(cube: Cube, place: int) -> Cube:
+    """Return the cube without the device at this place; the others keep their proportions in each row."""
+    kept = np.delete(np.delete(cube, place, axis=0), place, axis=2)
+    sums = kept.sum(axis=2, keepdims=True)
+    uniform = np.full_like(kept, 1 / max(1, len(kept)))
+    return np.divide(kept, sums, out=uniform, where=sums > 0)
+
+
 def server_model(rows: NDArray[np.float64], copies: Copies) -> list[NDArray[np.float64]]:
     """Return one device's target s^l = sum_j r_j^l w_j^l for each layer (eq. 15 and 34), float64.
 

@@ -243,3 +243,31 @@ def test_a_device_that_comes_with_its_own_model_uses_it(make, weights):
     run.round(1)
     run.round(2)
     assert np.isfinite(run.method.shared_model(run.state)).all()
+
+
+def test_a_forgotten_device_leaves_no_trace_and_the_others_go_on(make):
+    for whole in (True, False):
+        run = make()
+        for number in (1, 2, 3):
+            run.round(number, participants=DEVICES if whole else DEVICES[number % 2 :: 2])
+        state = run.method.forget(run.state, "d1")
+        assert "'d1'" not in repr(state)
+        again = run.method.forget(state, "d1")
+        assert codec.encode(again, SPEC) == codec.encode(state, SPEC)
+        run.state = state
+        run.through_disk()
+        for number in (4, 5, 6):
+            run.round(number, participants=("d0", "d2", "d3"))
+            assert "'d1'" not in repr(run.state)
+        assert np.isfinite(run.method.shared_model(run.state)).all()
+
+
+def test_the_last_device_can_be_forgotten_and_come_back(make):
+    run = make()
+    run.round(1)
+    for device in DEVICES:
+        run.state = run.method.forget(run.state, device)
+    for device in DEVICES:
+        run.state = run.method.admit(run.state, DeviceReport(device, num_samples=12, ratio=0.5))
+    run.round(2)
+    assert np.isfinite(run.method.shared_model(run.state)).all()
