@@ -14,6 +14,7 @@ from typing import Self
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from fleetune.coordinator.extensions.extension import ClosedRound, Extension, RunContext, StateSlot
 from fleetune.coordinator.rounds.records import Ledger, Past, RoundRecord, lines_of
@@ -21,7 +22,8 @@ from fleetune.coordinator.store.run_folder import PAST
 from fleetune.coordinator.store.run_store import RunStore
 from fleetune.protocols import disk
 from fleetune.protocols.errors import StoreError
-from fleetune.protocols.files import append, seal
+from fleetune.protocols.files import append, seal, write_atomically
+from fleetune.protocols.method.method import DeviceId
 
 log = logging.getLogger(__name__)
 
@@ -88,6 +90,16 @@ class Downsampling(Extension):
             ledger.past = added(ledger.past, record)
             self._store.drop_record(record.number)
 
+    def forget(self, device: DeviceId) -> None:
+        # The file goes first. Should the step of the store be lost, the file is shorter than noted, and the
+        # repeated removal takes all of it.
+        written, last = self._slot.read(), self._path.with_name(f"{PAST}.1")
+        if last.exists():
+            _rewrite(last, device)
+        if self._path.exists():
+            num_bytes = _rewrite(self._path, device, written.num_bytes)
+            self._slot.write(Written(written.number, num_bytes))
+
     def _write_past(self, last: int) -> None:
         written = self._slot.read()
         size = self._path.stat().st_size if self._path.exists() else 0
@@ -103,6 +115,27 @@ class Downsampling(Extension):
         append(self._path, lines, at=at)
         seal(self._path)
         self._slot.write(Written(last, at + len(lines)))
+
+
+def _rewrite(path: Path, device: DeviceId, most: int | None = None) -> int:
+    """Remove a device from the lines of a file, of which only the first `most` bytes count; return its new
+    length.
+    """
+    data = path.read_bytes()
+    if most is not None and most <= len(data):
+        data = data[:most]
+    lines = [
+        _without(line, device) if device.encode() in line else line for line in data.splitlines(keepends=True)
+    ]
+    write_atomically(path, lines)
+    return sum(map(len, lines))
+
+
+def _without(line: bytes, device: DeviceId) -> bytes:
+    record = msgspec.json.decode(line, type=RoundRecord)
+    devices = {one: row for one, row in record.devices.items() if one != device}
+    participants = tuple(one for one in record.participants if one != device)
+    return lines_of([replace(record, devices=devices, participants=participants)])
 
 
 def stride(last: int, most: int) -> int:

@@ -171,6 +171,9 @@ class Extension:
     def after_rollback(self, number: int) -> None:
         """Handle that closed round `number` was rolled back."""
 
+    def forget(self, device: DeviceId) -> None:
+        """Remove everything that is stored about a device, inside `store.step()`."""
+
 
 class Extensions:
     """The extensions of one run, called in their order.
@@ -226,3 +229,8 @@ class Extensions:
         """Call `Extension.after_rollback` of every extension."""
         for one in self._chain:
             one.after_rollback(number)
+
+    def forget(self, device: DeviceId) -> None:
+        """Call `Extension.forget` of every extension."""
+        for one in self._chain:
+            one.forget(device)

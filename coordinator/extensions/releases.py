@@ -111,6 +111,13 @@ class Releases(Extension):
     def after_rollback(self, number: int) -> None:
         self._keep(rolled_back(self.rollout, number))
 
+    def forget(self, device: DeviceId) -> None:
+        rollout = self.rollout
+        canaries = tuple(one for one in rollout.canaries if one != device)
+        reporting = {one: found for one, found in rollout.reporting.items() if one != device}
+        self._holds.pop(device, None)
+        self._keep(msgspec.structs.replace(rollout, canaries=canaries, reporting=reporting))
+
     def _keep(self, rollout: Rollout) -> None:
         before, self.rollout = self.rollout, rollout
         wanted = {rollout.approved, rollout.trial} - {0}

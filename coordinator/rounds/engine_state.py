@@ -331,6 +331,22 @@ class EngineState:
         if self._groups is not None:
             self._groups.place((device,), self)
 
+    def forget(self, device: DeviceId, *, restart: bool) -> None:
+        """Remove a device; with `restart`, the open round is tried again without it.
+
+        Call this between two processes' work on the run: the groups are not kept up to date.
+        """
+        self._groups = None
+        self.members.pop(device, None)
+        self._changed.discard(device)
+        participants, suspects = (
+            tuple(one for one in devices if one != device)
+            for devices in (self.participants, self.retries.suspects)
+        )
+        self.change(participants=participants, suspects=suspects)
+        if restart:
+            self.move("round abandoned", attempt=self.attempt + 1, participants=(), until=None)
+
     def move(self, transition: Transition, **fields: Any) -> None:
         """Change to the stage that the table of transitions gives, and change these fields of the run."""
         stage = after(self.stage, transition)

@@ -16,6 +16,7 @@ from fleetune.coordinator.rounds.actions import Action, Aggregate
 from fleetune.coordinator.rounds.engine_state import EngineState, RoundAttempt
 from fleetune.coordinator.rounds.events import Declined, DeviceReady, Event
 from fleetune.coordinator.run.engine_rules import engine_of
+from fleetune.coordinator.run.forgotten_device import forget_device
 from fleetune.coordinator.run.replies import ArrivingReply, ReadAhead
 from fleetune.coordinator.run.reply_intake import Received, ReplyIntake
 from fleetune.coordinator.run.round_execution import Outcome, RoundExecution
@@ -99,6 +100,16 @@ class RunController(RunView):
         actions = self._engine.resume(now)
         self._run.recall(self._engine.state)
         return self._carry_out(lambda: actions, now)
+
+    def forget(self, device: DeviceId) -> dict[str, int]:
+        """Remove a device from the stored run, and return the number of removed things by kind.
+
+        Call `recall` before; the run then continues with `resume` of a new controller.
+
+        Raises:
+            StoreError: the store is damaged or cannot be written.
+        """
+        return forget_device(self._run, device)
 
     def admit(self, report: DeviceReport) -> None:
         """Check a device's report when it joins.

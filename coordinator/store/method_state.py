@@ -7,6 +7,7 @@ Methods need no code for this: arrays are equal if their bits are equal.
 """
 
 import hashlib
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numpy as np
@@ -37,7 +38,16 @@ def write_state(store: RunStore, state: object, spec: ModelSpec, *, keep_last: b
     if keep_last:
         store.put("state-before", store.get("state") or b"")
         store.put("names-before", store.get("state-names") or b"")
-    there, named = store.array_names(), set[bytes]()
+    there = store.array_names()
+    data, named = _encoded(store, state, spec, there)
+    store.put("state", data)
+    store.put("state-names", b"".join(sorted(named)))
+    store.drop_arrays(there - named - _names(store.get("names-before")))
+
+
+def _encoded(store: RunStore, state: object, spec: ModelSpec, there: set[bytes]) -> tuple[bytes, set[bytes]]:
+    """Return a state's code and the names of its arrays; store those that are not `there` yet."""
+    named = set[bytes]()
 
     def keep(array: Array) -> bytes | None:
         if array.nbytes < APART_BYTES:
@@ -48,9 +58,7 @@ def write_state(store: RunStore, state: object, spec: ModelSpec, *, keep_last: b
         named.add(name)
         return name
 
-    store.put("state", codec.encode(state, spec, keep=keep))
-    store.put("state-names", b"".join(sorted(named)))
-    store.drop_arrays(there - named - _names(store.get("names-before")))
+    return codec.encode(state, spec, keep=keep), named
 
 
 def stored_pieces(message: object, spec: ModelSpec) -> list[bytes | memoryview]:
@@ -91,6 +99,27 @@ def read_state(store: RunStore, kind: type[S], spec: ModelSpec, *, before_last: 
         raise StoreError(
             f"{store.path}: the method's state is damaged ({problem}); start the run anew (--fresh)"
         ) from None
+
+
+def change_states(store: RunStore, kind: type[S], spec: ModelSpec, change: Callable[[S], S]) -> bool:
+    """Replace the state, and the one before it if it is kept, by what `change` returns for each.
+
+    Call this inside `store.step()`. Returns True if the present state changed.
+
+    Raises:
+        StoreError: a state is missing or damaged.
+    """
+    there, wanted, before = store.array_names(), set[bytes](), store.get("state")
+    for value, names, is_last in (("state", "state-names", False), ("state-before", "names-before", True)):
+        if is_last and not store.get(value):
+            continue
+        changed = change(read_state(store, kind, spec, before_last=is_last))
+        data, named = _encoded(store, changed, spec, there | wanted)
+        store.put(value, data)
+        store.put(names, b"".join(sorted(named)))
+        wanted |= named
+    store.drop_arrays(there - wanted)
+    return store.get("state") != before
 
 
 def _names(joined: bytes | None) -> set[bytes]:

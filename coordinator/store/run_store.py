@@ -181,6 +181,36 @@ class RunStore:
         """Delete the row of a device."""
         self._connection.execute(f"DELETE FROM {table} WHERE device = ?", (device,))  # noqa: S608
 
+    def drop_device(self, device: str) -> dict[str, int]:
+        """Delete a device's rows and its name in records of rounds; return the number of each.
+
+        Its row in `held` stays, because models that no device holds any more must go with it.
+        """
+        removed = {
+            table: self._connection.execute(f"DELETE FROM {table} WHERE device = ?", (device,)).rowcount  # noqa: S608
+            for table in ("member", "traffic", "reply", "task", "device_round")
+        }
+        named = 0
+        for number, data in self._rows("SELECT number, record FROM round"):
+            record = _record.decode(data)
+            if device in record.participants:
+                rest = tuple(one for one in record.participants if one != device)
+                self.add_record(replace(record, number=number, participants=rest))
+                named += 1
+        return removed | {"round": named}
+
+    def compact(self) -> None:
+        """Write the file anew, so that it holds no deleted data.
+
+        Raises:
+            StoreError: the disk is full, or another process reads the store for too long.
+        """
+        try:
+            self._connection.execute("VACUUM")
+            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        except sqlite3.Error as problem:
+            raise StoreError(f"cannot compact {self.path}: {problem}") from None
+
     def array_names(self) -> set[bytes]:
         return {name for (name,) in self._rows("SELECT name FROM array")}
 

@@ -1,5 +1,7 @@
 """Stores the present problems of a run, for `edge-coordinator status`."""
 
+import re
+
 import msgspec
 
 from fleetune.coordinator.store.run_store import RunStore
@@ -20,6 +22,18 @@ def note_trouble(store: RunStore, about: str, line: str | None) -> None:
     if found != known:
         with store.step():
             store.put(TROUBLES, msgspec.json.encode(found))
+
+
+def forget_troubles_of(store: RunStore, device: str) -> None:
+    """Delete the problems that name a device. Raises StoreError."""
+    for about, line in read_troubles(store).items():
+        if names(f"{about} {line}", device):
+            note_trouble(store, about, None)
+
+
+def names(text: str, device: str) -> bool:
+    """True if a text contains a device's id as a whole word."""
+    return re.search(rf"(?<![\w.-]){re.escape(device)}(?![\w-])", text) is not None
 
 
 def forget_troubles(store: RunStore) -> None:

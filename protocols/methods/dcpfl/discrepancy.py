@@ -198,10 +198,9 @@ class PairMeans:
         if device not in self.devices:
             return self
         row = self.devices.index(device)
-        sums, counts = (
-            np.delete(np.delete(matrix, row, axis=0), row, axis=1) for matrix in (self.sums, self.counts)
-        )
-        return type(self)(tuple(name for name in self.devices if name != device), sums, counts)
+        kept = [at for at in range(len(self.devices)) if at != row]
+        names, here = tuple(self.devices[at] for at in kept), np.ix_(kept, kept)
+        return type(self)(names, self.sums[here], self.counts[here])
 
     def compared(self) -> tuple[str, ...]:
         """Return the devices that have been compared with another device."""

@@ -150,8 +150,9 @@ def shrink(cube: Cube, place: int) -> Cube:
     """Return the cube without the device at this place; the others keep their proportions in each row."""
     kept = np.delete(np.delete(cube, place, axis=0), place, axis=2)
     sums = kept.sum(axis=2, keepdims=True)
-    uniform = np.full_like(kept, 1 / max(1, len(kept)))
-    return np.divide(kept, sums, out=uniform, where=sums > 0)
+    shrunk = np.full_like(kept, 1 / max(1, len(kept)))
+    np.divide(kept, sums, out=shrunk, where=sums > 0)
+    return shrunk
 
 
 def server_model(rows: NDArray[np.float64], copies: Copies) -> list[NDArray[np.float64]]:
