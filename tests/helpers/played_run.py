@@ -128,7 +128,7 @@ class PlayedRun:
     def session(self, device: str) -> Session:
         store = AgentStore(self.folder / "agents" / "fleet" / device)
         store.claim().close()
-        trainer = PullToTarget(SPEC, device, rate=0.2 + 0.1 * ord(device) % 0.3)
+        trainer = PullToTarget(SPEC, device, rate=0.2 + 0.1 * ord(device[0]) % 0.3)
         return Session(self.run.enrolment, device, self.run.method, trainer, store.session("played"))
 
     def play(self, begin: int = 0, end: int = 200) -> int:
