@@ -12,6 +12,7 @@ from fleetune.edge_agent.run_options import (
     Certificate,
     CertificateKey,
     DeviceId,
+    Fleet,
     Root,
     StateFolder,
     Threads,
@@ -30,7 +31,7 @@ def profile(
             envvar="FLEETUNE_BROKER", help="broker to which the link is measured, as for edge-agent run"
         ),
     ] = None,
-    fleet: Annotated[str | None, typer.Option(help="name of the fleet, required with --broker")] = None,
+    fleet: Fleet = None,
     device: DeviceId = None,
     state: StateFolder = STATE,
     model: Annotated[
@@ -51,24 +52,27 @@ def profile(
     """Measure what this board can do. Figures that cannot be read are unknown, with the reason."""
     import rich
 
+    from fleetune.edge_agent.joining.joined_fleet import joined_fleet
+    from fleetune.edge_agent.joining.membership import BrokerOptions
     from fleetune.edge_agent.probes import save_profile, show
     from fleetune.edge_agent.probes import workload as workloads
     from fleetune.edge_agent.probes.board_measurement import measure_board
     from fleetune.edge_agent.probes.link_speed import measure_link
     from fleetune.edge_agent.state.agent_store import AgentStore
     from fleetune.protocols.wire import topics
-    from fleetune.protocols.wire.transport.mqtt import parse_broker
 
     with one_line_errors("edge-agent"):
         if save is not None:
             save_profile.check_target(save)
         if device is not None:
             topics.check_name(device, "device")
-        store, link = None, None
-        if fleet is not None:
+        store, link, member = None, None, None
+        if (broker is not None and fleet is not None) or joined_fleet(state, fleet) is not None:
+            member = BrokerOptions(fleet, broker, device, state, ca, cert, key).membership()
+        if fleet is not None or member is not None:
             store = AgentStore.of(state, fleet, device)
-        if broker is not None and fleet is not None and store is not None:
-            link = partial(measure_link, parse_broker(broker, ca, cert, key), fleet, store.device)
+        if member is not None and store is not None:
+            link = partial(measure_link, member.broker, member.fleet, store.device)
         workload = partial(workloads.choose_workload, model, store, threads, trainer)
         if model is not None:
             workload()  # A wrong name is an error. A missing trainer only leaves the speed unknown.
@@ -83,7 +87,7 @@ def profile(
 
 
 def explain(
-    fleet: Annotated[str, typer.Option(help="name of the fleet")],
+    fleet: Fleet = None,
     device: DeviceId = None,
     state: StateFolder = STATE,
 ) -> None:

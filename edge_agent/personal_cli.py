@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fleetune.edge_agent.run_options import DeviceId, StateFolder
+from fleetune.edge_agent.run_options import DeviceId, Fleet, StateFolder
 from fleetune.edge_agent.state.defaults import STATE
 from fleetune.protocols.one_line import one_line_errors
 
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from fleetune.edge_agent.extensions.adoption.deployed_model import ModelRecord
     from fleetune.edge_agent.personal.predictions import Predictions
 
-Fleet = Annotated[str | None, typer.Option(help="name of the fleet")]
 Run = Annotated[str | None, typer.Option(help="id of a run whose model to use; default: the deployed model")]
 BundleFile = Annotated[
     Path | None,
@@ -28,8 +27,8 @@ _ROWS = 10
 
 
 def export(
-    fleet: Annotated[str, typer.Option(help="name of the fleet")],
     out: Annotated[Path, typer.Option(help="the .onnx file to write")],
+    fleet: Fleet = None,
     device: DeviceId = None,
     state: StateFolder = STATE,
     run: Run = None,
@@ -66,6 +65,7 @@ def predict(
     as_json: Annotated[bool, typer.Option("--json", help="print all samples as JSON")] = False,
 ) -> None:
     """Predict samples with the personal model, and score it if labels are known."""
+    from fleetune.edge_agent.joining.joined_fleet import joined_fleets
     from fleetune.edge_agent.personal.deployed_predictor import predictor_of
     from fleetune.edge_agent.personal.inference_graph import Predictor
     from fleetune.edge_agent.personal.personal_model import personal_model
@@ -74,16 +74,14 @@ def predict(
     from fleetune.protocols.errors import SettingError
 
     with one_line_errors("edge-agent"):
-        if model is None and fleet is None:
+        if model is None and fleet is None and not joined_fleets(state):
             raise SettingError(
                 "predict: no model; give --model FILE.onnx, or the --fleet whose model this device has"
             )
         x, y = _samples(data)
         record = None
         if model is None:
-            found = personal_model(
-                AgentStore.of(state, str(fleet), device), run, bundle, trusted=tuple(trust)
-            )
+            found = personal_model(AgentStore.of(state, fleet, device), run, bundle, trusted=tuple(trust))
             predictor, record = predictor_of(found), found.record
         else:
             predictor = Predictor.of(model)

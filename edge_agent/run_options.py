@@ -16,8 +16,14 @@ DeviceId = Annotated[
     typer.Option(
         "--device",
         envvar="FLEETUNE_DEVICE",
-        help="this device's id, which never changes; default: as stored; the first start takes it from"
-        " --name, else from the host name",
+        help="this device's id, which never changes; default: as stored at joining or at the first start,"
+        " which takes it from --name, else from the host name",
+    ),
+]
+Fleet = Annotated[
+    str | None,
+    typer.Option(
+        envvar="FLEETUNE_FLEET", help="name of the fleet; default: the one that this device has joined"
     ),
 ]
 StateFolder = Annotated[Path, typer.Option("--state", help="folder of the personal models")]
@@ -46,13 +52,6 @@ LabelColumns = Annotated[
 class RunOptions:
     """The options of `edge-agent run` with their help texts, as typer reads them."""
 
-    fleet: Annotated[str, typer.Option(help="name of the fleet (the coordinator's run.name)")]
-    broker: Annotated[
-        str,
-        typer.Option(
-            envvar="FLEETUNE_BROKER", help="host:port or mqtt://user:password@host:port (mqtts:// for TLS)"
-        ),
-    ]
     data: Annotated[
         str,
         typer.Option(
@@ -62,6 +61,22 @@ class RunOptions:
             " own broker, or intake: for samples that other programs add; see docs/streams.md"
         ),
     ]
+    fleet: Annotated[
+        str | None,
+        typer.Option(
+            envvar="FLEETUNE_FLEET",
+            help="name of the fleet; needed with --broker, and if this device has joined several fleets"
+            " (edge-agent join)",
+        ),
+    ] = None
+    broker: Annotated[
+        str | None,
+        typer.Option(
+            envvar="FLEETUNE_BROKER",
+            help="a broker of your own: host:port or mqtt://user:password@host:port (mqtts:// for TLS); not"
+            " needed after edge-agent join",
+        ),
+    ] = None
     device: DeviceId = None
     name: Annotated[
         str | None,

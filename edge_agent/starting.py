@@ -1,5 +1,6 @@
 """Turns the options of `edge-agent run` into an agent that is ready, for the command and for the library."""
 
+import dataclasses
 import os
 import re
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from msgspec.structs import fields
 from fleetune.edge_agent.agent import Agent
 from fleetune.edge_agent.budget.board_meter import BoardMeter
 from fleetune.edge_agent.budget.owner_policy import Policy, read_policy
+from fleetune.edge_agent.joining.membership import BrokerOptions, Membership
 from fleetune.edge_agent.probes.board_identity import board_name
 from fleetune.edge_agent.probes.board_profile import board_named
 from fleetune.edge_agent.probes.channel_rights import find_channel_rights
@@ -20,14 +22,14 @@ from fleetune.edge_agent.run.activity import Activity
 from fleetune.edge_agent.run.device import Device, DeviceSettings
 from fleetune.edge_agent.run.stream_maker import stream_maker
 from fleetune.edge_agent.run_options import RunOptions
-from fleetune.edge_agent.state.state_folder import device_folder
+from fleetune.edge_agent.state.state_folder import device_folder, label
 from fleetune.edge_agent.training.device_data import check_source
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.freed_memory import give_back, return_large_blocks
 from fleetune.protocols.input_files import input_limits
 from fleetune.protocols.wire import topics
 from fleetune.protocols.wire.transport import EventSink, Will
-from fleetune.protocols.wire.transport.mqtt import MqttTransport, parse_broker
+from fleetune.protocols.wire.transport.mqtt import MqttTransport
 
 
 def ready_agent(
@@ -44,8 +46,9 @@ def ready_agent(
         FleetuneError: as `Agent`, or an option is wrong.
     """
     return_large_blocks()
-    where = parse_broker(options.broker, options.ca, options.cert, options.key)
-    settings = _settings(options)
+    membership = membership_of(options)
+    where = membership.broker
+    settings = _settings(options, membership)
     fleet, device = settings.fleet, settings.device
     memory_bytes = most_memory_bytes(settings.policy, options.root)
     make_stream = stream_maker(options, settings.state, memory_bytes)
@@ -98,15 +101,25 @@ def _mode(text: str | None) -> int | None:
     return int(text, 8)
 
 
-def _settings(options: RunOptions) -> DeviceSettings:
+def membership_of(options: RunOptions) -> Membership:
+    """Return the fleet that the options mean. Raises SettingError or StoreError."""
+    return BrokerOptions(
+        **{one.name: getattr(options, one.name) for one in dataclasses.fields(BrokerOptions)}
+    ).membership()
+
+
+def _settings(options: RunOptions, membership: Membership) -> DeviceSettings:
     """Return the owner's settings. Raises SettingError if an option is wrong."""
-    folder = device_folder(options.state, options.fleet, options.device, options.name)
+    folder = device_folder(options.state, membership.fleet, membership.device, options.name)
+    name = options.name
+    if name is None and membership.joined is not None and label(folder) == folder.name:
+        name = membership.joined.name
     board = board_name(options.root) if options.board == "auto" else options.board
     board_named(board)
     return DeviceSettings(
-        fleet=options.fleet,
+        fleet=membership.fleet,
         device=folder.name,
-        name=options.name,
+        name=name,
         data=options.data,
         state=folder,
         board=board,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fleetune.edge_agent.run_options import DeviceId, StateFolder
+from fleetune.edge_agent.run_options import DeviceId, Fleet, StateFolder
 from fleetune.edge_agent.state.defaults import STATE
 from fleetune.protocols.one_line import one_line_errors
 
@@ -16,12 +16,11 @@ if TYPE_CHECKING:
     from fleetune.edge_agent.state.agent_store import AgentStore
     from fleetune.edge_agent.state.deployed_files import DeployedFiles
 
-Fleet = Annotated[str, typer.Option(help="name of the fleet")]
 _DECISIONS = 8
 
 
 def models(
-    fleet: Fleet,
+    fleet: Fleet = None,
     device: DeviceId = None,
     state: StateFolder = STATE,
     *,
@@ -44,7 +43,7 @@ def models(
 
 
 def rollback(
-    fleet: Fleet,
+    fleet: Fleet = None,
     version: Annotated[
         int | None, typer.Argument(help="number of the version; default: the one before the deployed one")
     ] = None,
@@ -61,8 +60,8 @@ def rollback(
 
 
 def pin(
-    fleet: Fleet,
     version: Annotated[int, typer.Argument(help="number of the version, see edge-agent models")],
+    fleet: Fleet = None,
     device: DeviceId = None,
     state: StateFolder = STATE,
 ) -> None:
@@ -75,7 +74,7 @@ def pin(
         print(f"deployed until edge-agent unpin: version {version}, {found.words}")
 
 
-def unpin(fleet: Fleet, device: DeviceId = None, state: StateFolder = STATE) -> None:
+def unpin(fleet: Fleet = None, device: DeviceId = None, state: StateFolder = STATE) -> None:
     """Let the device choose its version again, from the next round on."""
     with one_line_errors("edge-agent"):
         _, files = _of_device(state, fleet, device)
@@ -83,7 +82,7 @@ def unpin(fleet: Fleet, device: DeviceId = None, state: StateFolder = STATE) -> 
         print("no version is pinned; the next round decides which one is deployed")
 
 
-def _of_device(state: Path, fleet: str, device: str | None) -> "tuple[AgentStore, DeployedFiles]":
+def _of_device(state: Path, fleet: str | None, device: str | None) -> "tuple[AgentStore, DeployedFiles]":
     """Return the device's store and its deployed files. Raises StoreError if no model is deployed."""
     from fleetune.edge_agent.state.agent_store import AgentStore
     from fleetune.edge_agent.state.deployed_files import DeployedFiles

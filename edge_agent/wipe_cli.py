@@ -13,6 +13,7 @@ import typer
 from fleetune.protocols.one_line import one_line_errors
 
 if TYPE_CHECKING:
+    from fleetune.edge_agent.joining.joined_fleet import JoinedFleet
     from fleetune.edge_agent.state.state_folder import AgentFiles
     from fleetune.edge_agent.stream.deletion import SampleFilter
 
@@ -36,6 +37,13 @@ def wipe(
     day: Annotated[
         str | None, typer.Option(help="only samples that arrived on this day, local time, such as 2026-05-31")
     ] = None,
+    identity: Annotated[
+        bool,
+        typer.Option(
+            "--identity",
+            help="also remove the keys and certificates of edge-agent join; join again afterwards",
+        ),
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="remove without asking")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON, for scripts")] = False,
 ) -> None:
@@ -43,21 +51,30 @@ def wipe(
 
     Other files stay. If the answer is no, nothing is removed and the exit code is 1.
     """
+    from fleetune.edge_agent.joining.joined_fleet import joined_fleets
     from fleetune.edge_agent.state.state_folder import agent_files
     from fleetune.protocols.errors import SettingError, StoreError
 
     with one_line_errors("edge-agent"):
+        joined = [
+            one for one in joined_fleets(state) if fleet in (None, one.fleet) and device in (None, one.device)
+        ]
         if sample and day:
             raise SettingError("--sample and --day exclude each other; give one of them")
         found = agent_files(state)
-        if not found and state.exists():
+        if identity and (sample or day):
+            raise SettingError("--identity is for wiping a device, not samples; leave it out")
+        if not found and state.exists() and not (identity and joined):
             raise StoreError(f"{state}: no agent stores anything here; give the --state of edge-agent run")
         if found:
             found = _of(found, fleet, device)
         if sample or day:
             _wipe_samples(found, _chosen(tuple(sample or ()), day), yes=yes, as_json=as_json)
         else:
-            _wipe_devices(state, found, yes=yes, as_json=as_json)
+            _wipe_devices(state, found, joined if identity else [], yes=yes, as_json=as_json)
+            if not identity and not as_json:
+                for one in joined:
+                    print(f"kept: the identity of {one.device} in fleet {one.fleet}; --identity removes it")
 
 
 def _of(found: "list[AgentFiles]", fleet: str | None, device: str | None) -> "list[AgentFiles]":
@@ -75,7 +92,10 @@ def _of(found: "list[AgentFiles]", fleet: str | None, device: str | None) -> "li
     return there
 
 
-def _wipe_devices(state: Path, found: "list[AgentFiles]", *, yes: bool, as_json: bool) -> None:
+def _wipe_devices(
+    state: Path, found: "list[AgentFiles]", joined: "list[JoinedFleet]", *, yes: bool, as_json: bool
+) -> None:
+    from fleetune.edge_agent.joining.joined_fleet import forget
     from fleetune.edge_agent.state.state_folder import wipe as remove
 
     for one in found:
@@ -89,13 +109,16 @@ def _wipe_devices(state: Path, found: "list[AgentFiles]", *, yes: bool, as_json:
         }
         for one in found
     ]
-    if found:
-        _ask(_question(found), yes=yes, as_json=as_json)
+    if found or joined:
+        _ask(_question(found, joined), yes=yes, as_json=as_json)
         remove(state, found)
+        for fleet in joined:
+            forget(fleet)
     if as_json:
-        print(json.dumps({"removed": bool(found), "devices": wiped}))
+        identities = [{"fleet": one.fleet, "device": one.device} for one in joined]
+        print(json.dumps({"removed": bool(found or joined), "devices": wiped, "identities": identities}))
         return
-    if not found:
+    if not found and not joined:
         print("nothing was removed: the folder does not exist")
     for path in (path for one in found for path in one.foreign):
         print(f"not removed, because no agent wrote it: {path}")
@@ -169,10 +192,13 @@ def _some(what: str, names: Sequence[str]) -> str:
     return f"{what} ({', '.join(names[:_NAMED])}{more})" if names else what
 
 
-def _question(found: "list[AgentFiles]") -> str:
+def _question(found: "list[AgentFiles]", joined: "list[JoinedFleet]") -> str:
+    keys = " and ".join(f"the identity of {one.device} in fleet {one.fleet}" for one in joined)
+    if not found:
+        return f"remove {keys}?"
+    also = f", and {keys}" if joined else ""
     devices = _some(f"{len(found)} device{'s' * (len(found) != 1)}", [one.folder.name for one in found])
     num_runs, num_bytes = sum(len(one.runs) for one in found), sum(one.num_bytes for one in found)
     runs = f"{num_runs} run{'s' * (num_runs != 1)}"
-    return (
-        f"remove everything that {devices} learned in {runs}, {num_bytes:,} bytes, with the personal models?"
-    )
+    what = f"remove everything that {devices} learned in {runs}, {num_bytes:,} bytes"
+    return f"{what}, with the personal models{also}?"

@@ -123,7 +123,8 @@ def _logs_in(broker: Broker, fleet: str, device: str) -> Iterator[CheckResult]:
     try:
         with closing(_connection(broker, fleet, device)) as connection:
             connection.open()
-            who = f"as {broker.username}" if broker.username else "without user name"
+            user = broker.username or (device if broker.joined else None)
+            who = f"as {user}" if user else "without user name"
             yield CheckResult("ok", what, f"{broker} accepts the login, {who}")
         what = "access rights"
         yield _access(find_channel_rights(broker, fleet, device))

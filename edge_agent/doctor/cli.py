@@ -1,5 +1,6 @@
 """edge-agent doctor: checks everything that an agent needs before it joins a fleet."""
 
+import dataclasses
 from typing import Annotated, Any
 
 import typer
@@ -25,25 +26,26 @@ def doctor(
     from fleetune.edge_agent.budget.owner_policy import Policy
     from fleetune.edge_agent.doctor.diagnosis import AgentUnderDiagnosis, examine
     from fleetune.edge_agent.doctor.show import show
+    from fleetune.edge_agent.joining.membership import BrokerOptions
     from fleetune.edge_agent.state.defaults import HOST
     from fleetune.edge_agent.state.state_folder import device_folder
-    from fleetune.protocols.wire.transport.mqtt import parse_broker
 
-    broker, problem = None, None
+    broker, problem, fleet = None, None, options["fleet"]
     try:
-        if options["broker"] is not None:
-            broker = parse_broker(options["broker"], options["ca"], options["cert"], options["key"])
+        where = BrokerOptions(**{one.name: options[one.name] for one in dataclasses.fields(BrokerOptions)})
+        broker, fleet = where.broker_and_fleet()
     except FleetuneError as found:
         problem = found
     device, state_problem = options["device"] or HOST, None
     try:
-        if (fleet := options["fleet"]) is not None:
+        if fleet is not None:
             device = device_folder(options["state"], fleet, options["device"], options["name"]).name
     except FleetuneError as found:
         device, state_problem = None, found
     agent = AgentUnderDiagnosis(
         device=device,
-        **{name: options[name] for name in ("fleet", "data", "state", "board", "policy")},
+        fleet=fleet,
+        **{name: options[name] for name in ("data", "state", "board", "policy")},
         **{name: options[name] for name in ("test_fraction", "trainer", "train_on", "root")},
         broker=broker,
         limits={one.name: options[one.name] for one in fields(Policy)},

@@ -124,6 +124,6 @@ def _broker(agent: AgentUnderDiagnosis) -> Iterator[CheckResult]:
     if agent.problem is not None:
         raise agent.problem
     if agent.broker is None:
-        yield CheckResult("skip", "broker", "--broker is not given")
+        yield CheckResult("skip", "broker", "--broker is not given, and this device has joined no such fleet")
         return
     yield from broker.examine(agent.broker, agent.fleet, agent.device)

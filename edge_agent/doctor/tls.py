@@ -7,15 +7,24 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-from fleetune.edge_agent.doctor.check_result import CheckResult
+from fleetune.edge_agent.doctor.check_result import CheckResult, Verdict
 from fleetune.edge_agent.joining.certificate import validity_of_broker, validity_of_file
+from fleetune.protocols.errors import said_and_remedy
 from fleetune.protocols.wire.transport.mqtt import Broker
+from fleetune.protocols.wire.transport.tls import (
+    CLOCK_BEHIND,
+    EXPIRED,
+    NOT_YET_VALID,
+    broker_context,
+    no_phrase,
+    refused_certificate,
+)
 
 CONNECT_S = 10.0
 SOON_DAYS = 30
+JOINED_SOON_DAYS = 10  # the coordinator of a joined fleet renews its certificate 30 days before its end
 # TLS 1.3: a server refuses a client's certificate only after the handshake, so wait for its answer
 _LISTEN_S = 0.5
-_NOT_YET, _EXPIRED = 9, 10  # X509_V_ERR_* of openssl's x509_vfy.h
 _OTHER_NAME = (62, 64)  # host name, IP address
 
 
@@ -27,7 +36,7 @@ def own_certificate(broker: Broker) -> Iterator[CheckResult]:
             yield CheckResult("fail", what, "--key is given without --cert", "give both options, or neither")
         return
     try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(broker.cert, broker.key, password=_no_phrase)
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(broker.cert, broker.key, password=no_phrase)
     except ssl.SSLError as problem:
         key = broker.key or broker.cert
         if problem.reason == "KEY_VALUES_MISMATCH":
@@ -41,12 +50,10 @@ def own_certificate(broker: Broker) -> Iterator[CheckResult]:
         remedy = "check the paths, and let the agent's user read both files"
         yield CheckResult("fail", what, f"{broker.cert}, {broker.key}: {problem.strerror}", remedy)
         return
-    yield _dated(
-        what,
-        broker.cert,
-        *validity_of_file(Path(broker.cert)),
-        "get a new one from its authority",
-    )
+    remedy = "get a new one from its authority"
+    if broker.joined:  # it renews itself when a third of its life is left
+        remedy = "start the agent to renew it; if it has expired, join again: edge-agent join LINE"
+    yield _dated(what, broker.cert, *validity_of_file(Path(broker.cert)), remedy, joined=broker.joined)
 
 
 def authority(broker: Broker) -> Iterator[CheckResult]:
@@ -63,7 +70,8 @@ def authority(broker: Broker) -> Iterator[CheckResult]:
         remedy = "give the PEM file of the authority that signed the broker's certificate"
         yield CheckResult("fail", what, f"{broker.ca}: {reason}", remedy)
         return
-    yield _dated(what, broker.ca, *validity_of_file(Path(broker.ca)), "get the authority's new certificate")
+    remedy = "get the authority's new certificate"
+    yield _dated(what, broker.ca, *validity_of_file(Path(broker.ca)), remedy, joined=broker.joined)
 
 
 def broker_certificate(broker: Broker) -> Iterator[CheckResult]:
@@ -72,8 +80,11 @@ def broker_certificate(broker: Broker) -> Iterator[CheckResult]:
     try:
         with _handshake(broker, _context(broker)) as line:
             der = line.getpeercert(binary_form=True) or b""
-            rejection = _rejection_after(line)
+            rejection = _rejection_after(line, broker)
     except ssl.SSLCertVerificationError as problem:
+        if broker.joined and problem.verify_code == NOT_YET_VALID:
+            yield CheckResult("warn", what, *said_and_remedy(CLOCK_BEHIND))
+            return
         yield CheckResult("fail", what, *_explained(broker, problem))
         return
     except ssl.SSLError as problem:
@@ -85,34 +96,39 @@ def broker_certificate(broker: Broker) -> Iterator[CheckResult]:
         found = f"{broker} ends the connection during the TLS handshake: {problem}"
         yield CheckResult("fail", what, found, "check that this port uses TLS (else use mqtt://)")
         return
-    yield _dated(what, broker.host, *validity_of_broker(der), "renew it on the broker")
+    soon_days = JOINED_SOON_DAYS if broker.joined else SOON_DAYS
+    yield _dated(what, broker.host, *validity_of_broker(der), "renew it on the broker", soon_days=soon_days)
     if rejection is not None:
         yield rejection
 
 
-def _dated(what: str, name: str, first: datetime, last: datetime, remedy: str) -> CheckResult:
+def _dated(
+    what: str,
+    name: str,
+    first: datetime,
+    last: datetime,
+    remedy: str,
+    *,
+    joined: bool = False,
+    soon_days: int = SOON_DAYS,
+) -> CheckResult:
     now = datetime.now(UTC)
     days = (last - now).days
     if now < first:
         found = f"{name}: valid from {first:%Y-%m-%d}, but this device's clock is at {now:%Y-%m-%d}"
-        return CheckResult("fail", what, found, "set this device's clock if it is wrong")
+        verdict: Verdict = (
+            "warn" if joined else "fail"
+        )  # a joined device connects with a clock that is behind
+        return CheckResult(verdict, what, found, "set this device's clock if it is wrong")
     if now >= last:
         found = f"{name}: expired {(now - last).days} days ago ({last:%Y-%m-%d})"
         return CheckResult("fail", what, found, remedy)
     found = f"{name}: valid for {days} more days (until {last:%Y-%m-%d})"
-    return CheckResult("warn", what, found, remedy) if days < SOON_DAYS else CheckResult("ok", what, found)
+    return CheckResult("warn", what, found, remedy) if days < soon_days else CheckResult("ok", what, found)
 
 
 def _context(broker: Broker) -> ssl.SSLContext:
-    context = ssl.create_default_context(cafile=broker.ca)
-    if broker.cert is not None:
-        context.load_cert_chain(broker.cert, broker.key, password=_no_phrase)
-    return context
-
-
-def _no_phrase() -> str:
-    """Return an empty pass phrase, because an agent runs without a person to enter one."""
-    return ""
+    return broker_context(broker.ca, broker.cert, broker.key, joined=broker.joined)
 
 
 def _handshake(broker: Broker, context: ssl.SSLContext) -> ssl.SSLSocket:
@@ -129,13 +145,16 @@ def _handshake(broker: Broker, context: ssl.SSLContext) -> ssl.SSLSocket:
         raise
 
 
-def _rejection_after(line: ssl.SSLSocket) -> CheckResult | None:
+def _rejection_after(line: ssl.SSLSocket, broker: Broker) -> CheckResult | None:
     """Return the result if the broker rejects the certificate after the handshake; None if it does not."""
     line.settimeout(_LISTEN_S)
     try:
         line.recv(1)
     except ssl.SSLError as problem:
-        if "CERTIFICATE_REQUIRED" in str(problem.reason) or "HANDSHAKE_FAILURE" in str(problem.reason):
+        alert = str(problem.reason)
+        if broker.joined and (line_of := refused_certificate(alert, str(broker), joined=True)) is not None:
+            found, remedy = said_and_remedy(line_of)
+        elif "CERTIFICATE_REQUIRED" in alert or "HANDSHAKE_FAILURE" in alert:
             found, remedy = "the broker requires one", "give this device's --cert and --key"
         else:
             found = f"the broker does not accept it ({problem.reason or problem})"
@@ -151,12 +170,15 @@ def _explained(broker: Broker, problem: ssl.SSLCertVerificationError) -> tuple[s
     if problem.verify_code in _OTHER_NAME:
         names = ", ".join(_names(broker)) or "none"
         return f"it is not valid for {broker.host}, only for {names}", "use one of its names in --broker"
+    if broker.joined and problem.verify_code not in (NOT_YET_VALID, EXPIRED):
+        found = f"{broker} is not the broker of the fleet that this device has joined"
+        return f"{found} ({problem.verify_message})", "check the network, or join again: edge-agent join LINE"
     first, last = _dates_untrusted(broker)
     now = datetime.fromtimestamp(time.time(), UTC)
-    if problem.verify_code == _NOT_YET:
+    if problem.verify_code == NOT_YET_VALID:
         found = f"not valid before {first:%Y-%m-%d %H:%M}, but this device's clock says {now:%Y-%m-%d %H:%M}"
         return found, "set this device's clock"
-    if problem.verify_code == _EXPIRED:
+    if problem.verify_code == EXPIRED:
         if now < last:
             return (
                 "an authority in its chain has expired",

@@ -2,7 +2,7 @@
 
     from fleetune import Agent
 
-    with Agent("mqtt://join:PASSWORD@edge:1883", fleet="motors", store="/var/lib/fleetune") as agent:
+    with Agent(store="/var/lib/fleetune") as agent:  # after edge-agent join LINE --state /var/lib/fleetune
         for window in sensor:
             agent.add(window) prediction = agent.predict(window)
 
@@ -57,8 +57,9 @@ class Agent:
     `edge-agent models`, `samples`, `explain`, `rollback` and `pin` work on it at the same time.
 
     Args:
-        broker: the broker, as `edge-agent run --broker`; None: that of FLEETUNE_BROKER.
-        fleet: name of the fleet.
+        broker: a broker of your own, as `edge-agent run --broker`; None: that of FLEETUNE_BROKER, or else the
+            broker of the fleet that this device has joined (`edge-agent join`).
+        fleet: name of the fleet; None: the one that this device has joined.
         device: id of this device, as `edge-agent run --device`.
         store: folder of agents' state, as `edge-agent run --state`.
         data: a stream that also brings samples, as `edge-agent run --data`.
@@ -75,7 +76,7 @@ class Agent:
         self,
         broker: str | None = None,
         *,
-        fleet: str,
+        fleet: str | None = None,
         device: str | None = None,
         store: Path | str = STATE,
         data: str = INTAKE,
@@ -85,7 +86,7 @@ class Agent:
         state = Path(store).expanduser().absolute()
         self._store = AgentStore.of(state, fleet, device, options.get("name"))
         given = check_options(broker, fleet, self._store.device, state, data, options)
-        self._fleet, self._device, self._pid = fleet, self._store.device, os.getpid()
+        self._fleet, self._device, self._pid = given["fleet"], self._store.device, os.getpid()
         any_sample = SampleRequirements(
             lambda *_: True, test_fraction=options.get("test_fraction", TEST_FRACTION)
         )

@@ -6,11 +6,11 @@ import time
 from pathlib import Path
 from typing import IO, Any, TypedDict
 
+from fleetune.edge_agent.joining.membership import BrokerOptions
 from fleetune.edge_agent.state.agent_store import AgentStore
 from fleetune.edge_agent.stream.sample_stream import is_stream
 from fleetune.protocols.errors import SettingError, StoreError, StoreVersion
 from fleetune.protocols.one_line import without_url
-from fleetune.protocols.wire.transport.mqtt import parse_broker
 
 _POLL_S = 0.1
 
@@ -49,7 +49,7 @@ class AgentOptions(TypedDict, total=False):
 
 
 def check_options(
-    broker: str | None, fleet: str, device: str, store: Path, data: str, options: AgentOptions
+    broker: str | None, fleet: str | None, device: str, store: Path, data: str, options: AgentOptions
 ) -> dict[str, Any]:
     """Check the options as far as possible without a process, and return the fields of `RunOptions`.
 
@@ -60,18 +60,24 @@ def check_options(
     if sys.platform == "win32":
         raise SettingError("Agent: its child process needs Linux or macOS; use edge-agent run and an Intake")
     where = os.environ.get("FLEETUNE_BROKER") if broker is None else broker
-    if where is None:
-        raise SettingError("Agent: give the broker, as host:port or mqtt://user:password@host:port")
     unknown = sorted(set(options) - set(AgentOptions.__annotations__))
     if unknown:
         raise SettingError(f"Agent: unknown option {unknown[0]}; edge-agent run --help lists the options")
     given = dict(options)
-    parse_broker(where, *(options.get(name) for name in ("ca", "cert", "key")))  # type: ignore[arg-type]
+    tls = {name: options.get(name) for name in ("ca", "cert", "key")}
+    member = BrokerOptions(fleet, where, device, store, **tls).membership()  # type: ignore[arg-type]
     if not is_stream(data):
         raise SettingError(
             f"Agent: data {without_url(data)!r} is not a stream; leave it out, or see docs/streams.md"
         )
-    return {**given, "broker": where, "fleet": fleet, "device": device, "state": str(store), "data": data}
+    return {
+        **given,
+        "broker": where,
+        "fleet": member.fleet,
+        "device": device,
+        "state": str(store),
+        "data": data,
+    }
 
 
 def claim(store: AgentStore, patience_s: float) -> IO[bytes]:

@@ -157,7 +157,7 @@ class _Tester(ProbeConnection):
         return ChannelRights(
             self._fleet,
             self._name,
-            self._broker.username,
+            self._broker.username or (self._name if self._broker.joined else None),
             self._echo,
             {one: taken if speaks_5 or not taken else None for one, taken in acknowledged.items()},
             {one: frozenset(came) for one, came in self._answered.items() if one != PROBE},

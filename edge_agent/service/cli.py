@@ -15,7 +15,7 @@ app = typer.Typer(help="Run the agent as a systemd service.", no_args_is_help=Tr
 
 @app.command()
 def install(
-    fleet: Annotated[str | None, typer.Option(help="name of the fleet (the coordinator's run.name)")] = None,
+    fleet: Annotated[str | None, typer.Option(help="name of the fleet, as for run")] = None,
     broker: Annotated[
         str | None,
         typer.Option(
@@ -25,7 +25,7 @@ def install(
     data: Annotated[str | None, typer.Option(help="as for run; a path must be absolute")] = None,
     device: Annotated[
         str | None,
-        typer.Option(help="the device's id; default: as stored, or the host name"),
+        typer.Option(help="the device's id; default: as stored at joining, or the host name"),
     ] = None,
     options: Annotated[
         str | None, typer.Option(help="more options of run, in one: --options '--charging-only --nice 10'")
@@ -35,8 +35,10 @@ def install(
 ) -> None:
     """Create or change the service fleetune-agent, and start it. Options that are not given stay
     unchanged.
+
+    First join a fleet (edge-agent join LINE --state /var/lib/fleetune), or give --fleet and --broker.
     """
-    from fleetune.edge_agent.service.unit import SERVICE
+    from fleetune.edge_agent.service.unit import SERVICE, service_of_joined
     from fleetune.protocols.systemd import commands
 
     values = {
@@ -48,7 +50,10 @@ def install(
     }
     with one_line_errors("edge-agent"):
         _check(fleet, device, broker, data)
-        commands.install(SERVICE, values, into=into, dry_run=dry_run)
+        service = service_of_joined(into) if broker is None else None
+        if service is not None:
+            values["FLEETUNE_BROKER"] = ""  # of an earlier installation; it may hold a password
+        commands.install(service or SERVICE, values, into=into, dry_run=dry_run)
 
 
 @app.command()
@@ -75,7 +80,7 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="print JSON, for
         commands.need_root(SERVICE)
         values = SERVICE.settings(Path("/"))
         command = [str(SERVICE.executable()), "doctor", "--state", str(state)]
-        command += ["--fleet", values["FLEETUNE_FLEET"], "--data", values["FLEETUNE_SOURCE"]]
+        command += ["--data", values["FLEETUNE_SOURCE"]]
         command += shlex.split(values.get("FLEETUNE_OPTIONS", "")) + (["--json"] if as_json else [])
         done = subprocess.run(  # noqa: S603 - the owner's own settings
             command,

@@ -113,7 +113,7 @@ class AgentStore:
     folder: Path
 
     @classmethod
-    def of(cls, state: Path, fleet: str, device: str | None = None, name: str | None = None) -> Self:
+    def of(cls, state: Path, fleet: str | None, device: str | None = None, name: str | None = None) -> Self:
         """Return the store of a device. For the arguments, see `state_folder.device_folder`.
 
         Raises:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fleetune.edge_agent.run_options import DeviceId, LabelColumns, StateFolder
+from fleetune.edge_agent.run_options import DeviceId, Fleet, LabelColumns, StateFolder
 from fleetune.edge_agent.state.defaults import STATE, TEST_FRACTION
 from fleetune.protocols.one_line import one_line_errors
 
@@ -17,15 +17,13 @@ if TYPE_CHECKING:
     from fleetune.edge_agent.stream.sample_store import SampleStore
     from fleetune.edge_agent.stream.status import Status
 
-Fleet = Annotated[str, typer.Option(help="name of the fleet")]
-
 
 def add(
     file: Annotated[
         str,
         typer.Argument(help="CSV file, .npz file or image; - reads one sample per line of JSON: x, y, id"),
     ],
-    fleet: Fleet,
+    fleet: Fleet = None,
     device: DeviceId = None,
     state: StateFolder = STATE,
     label_column: LabelColumns = "label",
@@ -100,7 +98,7 @@ def _from_file(store: "SampleStore", path: Path, columns: str, label: str | None
 
 
 def samples(
-    fleet: Fleet,
+    fleet: Fleet = None,
     device: DeviceId = None,
     state: StateFolder = STATE,
     test_fraction: Annotated[

@@ -29,7 +29,7 @@ def read(text: str, file: str) -> dict[str, str]:
 
 
 def changed(text: str, values: dict[str, str], file: str) -> str:
-    """Return `text` with these variables set; all other lines stay unchanged.
+    """Return `text` with these variables set; all other lines stay unchanged. "" removes a variable.
 
     Raises:
         SettingError: a value cannot be written, or `text` cannot be read.
@@ -41,8 +41,9 @@ def changed(text: str, values: dict[str, str], file: str) -> str:
             raise SettingError(
                 f"{name}: it must hold no single quote, backslash or line break; write it as %27"
             )
-        if before.get(name) == value:
+        if before.get(name, "") == value:
             continue
         lines = [line for line in lines if line.partition("=")[0].strip() != name]
-        lines.append(f"{name}='{value}'")
+        if value:
+            lines.append(f"{name}='{value}'")
     return "\n".join(lines) + "\n"

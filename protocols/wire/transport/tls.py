@@ -60,11 +60,11 @@ def broker_context(
         else:
             context.load_verify_locations(ca)
     if cert is not None:
-        context.load_cert_chain(cert, key, password=_no_phrase)
+        context.load_cert_chain(cert, key, password=no_phrase)
     return context
 
 
-def _no_phrase() -> str:
+def no_phrase() -> str:
     """Return an empty pass phrase, because an agent runs without a person to enter one."""
     return ""
 

@@ -421,7 +421,7 @@ def test_what_is_wrong_is_one_line_and_holds_nothing(given, words, tmp_path):
 
 def test_the_broker_may_stand_in_the_environment(tmp_path, monkeypatch):
     monkeypatch.delenv("FLEETUNE_BROKER", raising=False)
-    with pytest.raises(SettingError, match="give the broker"):
+    with pytest.raises(SettingError, match="has joined no fleet"):
         Agent(fleet="f", store=tmp_path)
     monkeypatch.setenv("FLEETUNE_BROKER", "edge:1884")
     with Agent(fleet="f", device="d", store=tmp_path, keep_mb=3) as agent:

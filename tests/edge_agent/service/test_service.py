@@ -196,9 +196,9 @@ def test_an_older_systemd_is_not_told_what_it_does_not_know(tmp_path):
 def test_run_understands_the_unit_s_line(tmp_path, monkeypatch, device):
     if device is not None:
         monkeypatch.setenv("FLEETUNE_DEVICE", device)
+    monkeypatch.setenv("FLEETUNE_FLEET", "f")
     (line,) = [line for line in unit(tmp_path).read_text().splitlines() if line.startswith("ExecStart=")]
-    for name, value in {"FLEET": "f", "SOURCE": "digits"}.items():
-        line = line.replace(f"${{FLEETUNE_{name}}}", value)
+    line = line.replace("${FLEETUNE_SOURCE}", "digits")
     line = line.replace("$FLEETUNE_OPTIONS", "--charging-only --nice 5").replace("%S", "/var/lib")
     _, name, *words = shlex.split(line.partition("=")[2])
     command = typer.main.get_command(cli.app).commands[name]
