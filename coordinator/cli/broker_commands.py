@@ -1,31 +1,11 @@
-"""edge-coordinator invite and broker-config: how devices reach the broker of a fleet."""
+"""edge-coordinator broker-config: settings for a broker of your own."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fleetune.coordinator.cli.options import RunFolder
 from fleetune.protocols.one_line import one_line_errors
-
-
-def invite(
-    folder: RunFolder,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON, for scripts")] = False,
-) -> None:
-    """Print the command by which a device joins a run's fleet, with the fleet's password if it has one."""
-    import msgspec
-
-    from fleetune.coordinator.broker.invitation import invitation_of
-
-    with one_line_errors("edge-coordinator"):
-        found, password = invitation_of(folder)
-        if as_json:
-            command = found.command(password)
-            said = {"fleet": found.fleet, "broker": found.url(password), "command": command}
-            print(msgspec.json.encode(said).decode())
-        else:
-            print(found.command(password))
 
 
 def broker_config(

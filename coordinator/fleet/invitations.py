@@ -3,7 +3,9 @@
 import base64
 import hashlib
 import secrets
+from typing import Literal
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from fleetune.coordinator.fleet.registry import Registry, StoredInvitation
@@ -15,6 +17,29 @@ MAX_DEVICES = 100_000
 MAX_TAGS, MAX_TAG = 10, 64  # of an invitation; characters of one
 KEPT_S = 30 * 86_400.0  # how long an invitation that has ended stays in the list
 _ID_BYTES = 4
+
+
+class InvitationStatus(Struct, frozen=True):
+    """One JSON object of `edge-coordinator invites --json`.
+
+    Attributes:
+        id: a short name of it, which is no secret.
+        state: "open", "used" by as many devices as it allows, "expired" or "withdrawn".
+        devices: number of devices that may join with it.
+        made_at, expires_at: seconds since 1970.
+        tags: tags of the devices that join with it.
+        approve: True if an operator must approve each device.
+        joined: ids of the devices that joined with it.
+    """
+
+    id: str
+    state: Literal["open", "used", "expired", "withdrawn"]
+    devices: int
+    made_at: float
+    expires_at: float
+    tags: tuple[str, ...]
+    approve: bool
+    joined: list[str]
 
 
 def invite(
@@ -60,6 +85,17 @@ def withdraw(registry: Registry, name: str) -> StoredInvitation:
             raise SettingError(f"no invitation {name!r} in fleet {registry.path.parent.name}; {advice}")
         registry.put_invitation(replace(found[name], withdrawn=True))
     return found[name]
+
+
+def status_of(registry: Registry, one: StoredInvitation, now: float) -> InvitationStatus:
+    """Return an invitation's state at a time, in seconds since 1970, and the devices that used it."""
+    state: Literal["open", "used", "expired", "withdrawn"] = "open"
+    if not one.is_open(now):
+        state = "withdrawn" if one.withdrawn else "used" if one.uses_left < 1 else "expired"
+    joined = registry.devices_of(one.id)
+    return InvitationStatus(
+        one.id, state, one.devices, one.made_at, one.expires_at, one.tags, one.approve, joined
+    )
 
 
 def sha256_of(code: str) -> str:

@@ -13,6 +13,7 @@ from fleetune.coordinator.fleet.fleet_folder import FleetFolder
 from fleetune.coordinator.fleet.join_limits import REFUSED_RATE, Limits
 from fleetune.coordinator.fleet.joining import JoinError, join
 from fleetune.coordinator.fleet.registry import Registry
+from fleetune.coordinator.fleet.rotation import finish_rotation
 from fleetune.protocols.files import mark_of
 from fleetune.protocols.wire.join_exchange import AUTHORITY_PATH, JOIN_PATH, JoinPending, JoinRequest
 
@@ -58,12 +59,16 @@ class Desk:
         self._said: set[str] = set()
 
     def look(self) -> None:
-        """Renew the server's certificate and write the access files if needed. Raises StoreError."""
+        """Do what is due: renew the server's certificate, drop an old authority, write the access files.
+
+        Raises StoreError.
+        """
         if self.limits.clock() - self._renewed_at >= RENEW_S:
             hosts = [*FleetAddress.read(self.folder).hosts, *names_of_this_machine()]
             self.authority.renew_server(hosts, time.time())
             self._renewed_at, self._version = self.limits.clock(), -1  # certificates have ended meanwhile
         if (version := self.registry.version) != self._version:
+            finish_rotation(self.authority, self.registry)
             write_access_files(self.authority, self.registry, time.time())
             self._version = version
 

@@ -1,6 +1,5 @@
 """Who gets into the embedded broker of a fleet, and what they may do there: real brokers, hostile clients."""
 
-import json
 import queue
 import socket
 import stat
@@ -231,50 +230,6 @@ def test_beyond_the_loopback_a_terminal_gets_the_agents_command_with_a_password(
     for file in (tmp_path / "run").rglob("*"):
         if file.is_file():
             assert given.password.encode() not in file.read_bytes()
-
-
-def invited(folder, *options):
-    result = CliRunner().invoke(app, ["invite", str(folder), *options])
-    assert result.exit_code == 0, result.output
-    return result.output
-
-
-def test_a_journal_gets_no_password_and_invite_prints_it_also_later(tmp_path, capsys):
-    run = tmp_path / "run"
-    with broker_at(None, run, "f", bind="0.0.0.0", port=0):
-        said = capsys.readouterr().out
-    password = credentials_of("f", tmp_path).join
-    assert password not in said
-    assert f"edge-coordinator invite {run}" in said
-    command = invited(run)
-    address = command.removeprefix("FLEETUNE_BROKER=").split()[0]
-    assert parse_broker(address).password == password
-    assert command.split()[1:] == [
-        "edge-agent",
-        "run",
-        "--fleet",
-        "f",
-        "--device",
-        "NAME",
-        "--data",
-        "npz:FILE",
-    ]
-    assert json.loads(invited(run, "--json")) == {
-        "fleet": "f",
-        "broker": address,
-        "command": command.rstrip("\n"),
-    }
-
-
-def test_an_invitation_to_an_open_broker_and_to_one_of_the_owner(tmp_path):
-    with broker_at(None, tmp_path / "open", "f", bind="::1", port=0) as inside:
-        assert invited(tmp_path / "open").startswith(f"FLEETUNE_BROKER=mqtt://[::1]:{inside.port} ")
-    own = parse_broker("mqtts://coordinator:secret@edge:99")
-    with broker_at(own, tmp_path / "own", "f", bind="127.0.0.1", port=0):
-        assert invited(tmp_path / "own").startswith("FLEETUNE_BROKER=mqtts://USER:PASSWORD@edge:99 ")
-    result = CliRunner().invoke(app, ["invite", str(tmp_path / "none")])
-    assert result.exit_code == 2
-    assert "edge-coordinator serve" in result.output
 
 
 @pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6 loopback")

@@ -57,9 +57,7 @@ def left_alone(played, at):
 
 
 @pytest.mark.parametrize("ways", WAYS, ids="-".join)
-@pytest.mark.parametrize(
-    "at", [6, *(pytest.param(at, marks=pytest.mark.nightly) for at in (1, 3, 11, 14))]
-)
+@pytest.mark.parametrize("at", [6, *(pytest.param(at, marks=pytest.mark.nightly) for at in (1, 3, 11, 14))])
 def test_a_run_goes_on_without_a_forgotten_device(tmp_path, ways, at):
     with closing(PlayedRun(tmp_path, *ways)) as played:
         at = played.play(0, at)
