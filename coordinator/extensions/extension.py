@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import msgspec
 
+from fleetune.coordinator.combine.round_combine import RoundCombine
 from fleetune.coordinator.extensions.update_norms import UpdateNorms
 from fleetune.coordinator.rounds.engine_state import EngineState
 from fleetune.coordinator.rounds.records import DeviceRound, Ledger, RoundRecord
@@ -37,6 +38,7 @@ class RunContext:
         store: of the run.
         state: of the round engine; extensions read it and never change it.
         norms: measures updates against the shared model and against each other.
+        combine: combines the updates of each round.
     """
 
     settings: RunSettings
@@ -45,6 +47,7 @@ class RunContext:
     store: RunStore
     state: EngineState
     norms: UpdateNorms
+    combine: RoundCombine
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from fleetune.coordinator.extensions.proposed_work import ProposedWork
 from fleetune.coordinator.extensions.releases import Releases
 from fleetune.coordinator.extensions.reply_claims import ReplyClaims
 from fleetune.coordinator.extensions.staleness import StalenessDiscount
+from fleetune.coordinator.extensions.update_steps import UpdateSteps
 
 ORDER: tuple[type[Extension], ...] = (
     ReplyClaims,  # a claim that cannot be true is refused before anything is computed with it
@@ -17,6 +18,7 @@ ORDER: tuple[type[Extension], ...] = (
     ProposedWork,
     StalenessDiscount,
     MaxShare,  # last of those that weigh: it limits what an update counts as after all other changes
+    UpdateSteps,
     MethodDiagnostics,
     Downsampling,
 )

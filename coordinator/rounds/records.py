@@ -14,6 +14,20 @@ Diagnostics = dict[str, float | dict[str, float]]
 """Diagnostics of a method by name: a number, or one number for each of several parts."""
 
 
+class StepFigures(Struct, frozen=True, omit_defaults=True):
+    """How an update's step from the shared model compares with the other updates of its round.
+
+    Attributes:
+        ratio: RMS of the step, divided by the round's median; None if that is 0.
+        cosine: of the angle to the round's combined step; None if one of them is 0.
+        clipped: True if the step was clipped.
+    """
+
+    ratio: float | None = None
+    cosine: float | None = None
+    clipped: bool = False
+
+
 class DeviceRound(Struct, frozen=True, omit_defaults=True):
     """One device's reply in one round.
 
@@ -28,6 +42,7 @@ class DeviceRound(Struct, frozen=True, omit_defaults=True):
         local_work: share of the local training that the device did.
         encoding: encoding of its update, where the coordinator proposes encodings.
         counted_samples: weight of its update in samples, if `round.max_share` reduced it; None if all count.
+        step: how its step compares with those of others; None if the method does not combine updates.
     """
 
     ratio: float
@@ -41,6 +56,7 @@ class DeviceRound(Struct, frozen=True, omit_defaults=True):
     local_work: float = 1.0
     encoding: str = ""
     counted_samples: int | None = None
+    step: StepFigures | None = None
 
     def with_late_cost(self, late: RoundCost) -> Self:
         """Return the record with the cost that the device reported after its reply had arrived."""

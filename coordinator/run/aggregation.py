@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from fleetune.coordinator.combine.round_combine import RoundCombine
 from fleetune.coordinator.extensions.extension import Extensions, RoundUpdates
 from fleetune.coordinator.extensions.update_norms import Sizes, UpdateNorms, not_finite, sizes_of, suspect
 from fleetune.coordinator.rounds.events import Aggregated, NotAggregated
@@ -20,7 +21,6 @@ from fleetune.protocols.method.choice import DeviceReport
 from fleetune.protocols.method.method import DeviceId, Method, Round
 from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.update.combine import Combine
 
 USUAL_RATIO = 100.0  # the default of `round.norm_bound`: float32 overflows at a norm ratio of 1e38
 
@@ -109,7 +109,7 @@ class Aggregation:
         norms: finds the update that caused non-finite numbers.
         tasks: tasks of the open round.
         open_round: replies of the open round.
-        combine: rule that combines updates.
+        combine: combines the updates of each round.
 
     Attributes:
         merged: state after the latest aggregation; None if it held non-finite numbers.
@@ -122,7 +122,7 @@ class Aggregation:
         norms: UpdateNorms,
         tasks: Tasks,
         open_round: OpenRound,
-        combine: Combine,
+        combine: RoundCombine,
     ) -> None:
         self._method, self._extensions, self._norms = method, extensions, norms
         self._tasks, self._open, self._combine = tasks, open_round, combine
@@ -177,7 +177,8 @@ class Aggregation:
         self._not_finite = None
         try:
             with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # found below
-                merged = steps.aggregate(self._method.method, planned, noted(), self._combine)
+                combine = self._combine.of_round(planned, devices)
+                merged = steps.aggregate(self._method.method, planned, noted(), combine)
         except (np.linalg.LinAlgError, PacketNotFinite):
             return None
         self._not_finite = not_finite(merged, "state", planned)

@@ -38,6 +38,8 @@ CHANGEABLE = (
     "round.prefer",
     "round.deadline_slack",
     "round.max_share",
+    "round.robust",
+    "round.max_hostile",
     "objective.at_most",
     *(f"schedule.{key}" for key in ScheduleSection.__struct_fields__),
 )

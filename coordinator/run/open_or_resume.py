@@ -14,6 +14,7 @@ from typing import cast
 import msgspec
 from msgspec.structs import replace
 
+from fleetune.coordinator.combine.rules import check_rule
 from fleetune.coordinator.rounds.policies.semi_asynchronous import check_method
 from fleetune.coordinator.run.changed_settings import (
     Differences,
@@ -109,6 +110,7 @@ def _prepare(
     enrolment = beginning.enrolment
     method = method_of(enrolment)
     check_method(settings, method)
+    check_rule(settings, method)
     if method.needs_validation and not settings.data.validation_fraction:
         name = settings.method["name"]
         raise SettingError(f"data.validation_fraction: {name} needs validation samples here, e.g. 0.2")
@@ -189,6 +191,7 @@ def _change(run: Run, found: Differences, *, raised: bool) -> None:
     """
     run.controller.recall()
     check_changes(found, run.controller.engine_state.rounds_done, run.folder)
+    check_rule(run.settings, run.method)
     with run.store.step():
         run.store.put("settings", msgspec.json.encode(run.settings))
         if raised:

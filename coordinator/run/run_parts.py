@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from fleetune.coordinator.combine import combine_for
+from fleetune.coordinator.combine.round_combine import RoundCombine
 from fleetune.coordinator.extensions.extension import Extensions, RunContext
 from fleetune.coordinator.extensions.order import extensions_of
 from fleetune.coordinator.extensions.update_norms import UpdateNorms
@@ -111,7 +111,8 @@ def parts_of(
     """
     running = MethodRun(method, enrolment.weights, store)
     norms = UpdateNorms(method, lambda: running.state)
-    extensions = extensions_of(RunContext(settings, enrolment.learns, method, store, state, norms))
+    combine = RoundCombine(settings.round, method, store.path.parent)
+    extensions = extensions_of(RunContext(settings, enrolment.learns, method, store, state, norms, combine))
     outlive = settings.round.mode != "synchronous"
     downlink = _downlink(settings, enrolment, method, store, state, in_process=in_process)
     tasks = Tasks(store, method.spec, method.task_type, outlive, extensions.before_send, downlink)
@@ -126,7 +127,7 @@ def parts_of(
         open_round=open_round,
         accounts=Accounts(),
         extensions=extensions,
-        aggregation=Aggregation(running, extensions, norms, tasks, open_round, combine_for(method)),
+        aggregation=Aggregation(running, extensions, norms, tasks, open_round, combine),
         rows=DeviceRows(store),
     )
 

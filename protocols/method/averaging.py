@@ -131,6 +131,7 @@ class AveragedModel(Method[SharedModel, D, Task, Update]):
     by_samples: ClassVar[bool] = True
     extra_models: ClassVar[int] = 0
     semi_asynchronous: ClassVar[bool] = True
+    sends_same_entries: ClassVar[bool] = True
     starts_from_task: ClassVar[bool] = True
 
     state_type, task_type, update_type = SharedModel, Task, Update

@@ -156,9 +156,15 @@ class Method(Protocol[S, D, T, U]):
     def combines(self) -> bool:
         """True if `aggregate` combines updates only by the `combine` that it receives.
 
-        Otherwise a run that replaces the mean by another way to combine refuses this method.
+        Otherwise a run with another rule than the mean (`round.robust`) refuses this method.
         """
         return False
+
+    not_combined: ClassVar[str] = "its aggregate is not a mean of the updates"
+    """Why `combines` is False, as the end of an error message."""
+
+    sends_same_entries: ClassVar[bool] = False
+    """True if all devices of a round send the same entries of the model, so that updates can be compared."""
 
     def aggregate(self, state: S, updates: Iterable[tuple[DeviceId, U]], combine: Combine = MEAN) -> S:
         """Return the state after a round, from any non-empty subset of updates.

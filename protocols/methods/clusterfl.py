@@ -211,6 +211,7 @@ class ClusterFL(PersonalDevice[ServerState, PullTask, Update]):
     penalty: Annotated[float, Meta(gt=0)] | None = None
 
     state_type, task_type, update_type = ServerState, PullTask, Update
+    not_combined: ClassVar[str] = "each device gets a target of its own"
     diagnostics: ClassVar[tuple[Diagnostic, ...]] = (
         Diagnostic(
             "group_devices",

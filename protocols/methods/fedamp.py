@@ -19,7 +19,7 @@ constant; the paper lowers it over the rounds.
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from msgspec import Meta
@@ -107,6 +107,7 @@ class FedAMP(PersonalTargets[ServerState]):
     self_share: Annotated[float, Meta(ge=0, le=1)] = 0.5
 
     state_type = ServerState
+    not_combined: ClassVar[str] = "each device gets a mixture of its own"
 
     def __post_init__(self) -> None:
         """Check the settings. Raises SettingError if a share or the pull leaves the range of numbers."""

@@ -104,6 +104,9 @@ class FedCAC(PersonalDevice[ServerState, Task, Update]):
     beta: Annotated[int, Meta(ge=0)] = EARLIER_BETA
 
     state_type, task_type, update_type = ServerState, Task, Update
+    not_combined: ClassVar[str] = (
+        "it averages critical entries within groups that the updates themselves form"
+    )
     diagnostics: ClassVar[tuple[Diagnostic, ...]] = COLLABORATION_DIAGNOSTICS
 
     @classmethod

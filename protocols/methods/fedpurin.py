@@ -202,6 +202,9 @@ class FedPURIN(Method[ServerState, ClientState, Task, Update]):
 
     state_type, device_state_type = ServerState, ClientState
     task_type, update_type = Task, Update
+    not_combined: ClassVar[str] = (
+        "it averages critical entries within groups that the updates themselves form"
+    )
     diagnostics: ClassVar[tuple[Diagnostic, ...]] = COLLABORATION_DIAGNOSTICS
 
     @classmethod

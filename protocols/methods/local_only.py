@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from fleetune.protocols.method.averaging import ModelAveraging, PersonalModel, SharedModel, Task, Update
 from fleetune.protocols.method.choice import Budget, Choice, Cost, DeviceReport
@@ -18,6 +19,7 @@ class LocalOnly(ModelAveraging):
     """The method local-only, which has no settings; both sides send empty patches."""
 
     by_samples = False
+    not_combined: ClassVar[str] = "its devices send no weights"
 
     def plan(
         self, state: SharedModel, round_: Round, key: Key

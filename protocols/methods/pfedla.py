@@ -181,6 +181,7 @@ class PFedLA(PersonalDevice[ServerState, Task, Update]):
     hidden: Annotated[int, Meta(ge=1, le=10_000)] = 100
 
     state_type, task_type, update_type = ServerState, Task, Update
+    not_combined: ClassVar[str] = "each device gets a mixture of its own"
 
     def init_coordinator(self, weights: FlatArray) -> ServerState:
         return ServerState(weights)

@@ -277,6 +277,9 @@ class SRPpFed(Method[ServerState, ClientState, Task, Update]):
 
     state_type, device_state_type = ServerState, ClientState
     task_type, update_type = Task, RatedUpdate
+    not_combined: ClassVar[str] = (
+        "its aggregation delta or literal also divides by the samples of devices that did not send the entry"
+    )
     semi_asynchronous: ClassVar[bool] = True
     starts_from_task: ClassVar[bool] = True
     diagnostics: ClassVar[tuple[Diagnostic, ...]] = DIAGNOSTICS

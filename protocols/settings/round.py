@@ -45,6 +45,13 @@ class RoundSection(Settings, frozen=True):
             declined. 0: no bound.
         max_share: largest weight of one update in the mean of a round with n updates, but at least 2/n. The
             excess goes to the other updates in proportion to their samples. 1: no limit (docs/security.md).
+        robust: rule that combines updates. `none`: the mean weighted by samples. `clip`: the mean, with each
+            step clipped to the median RMS of the last round's steps. `median`: the median of each entry.
+            `trimmed-mean`: the mean of each entry without the largest and smallest values. `krum`: the mean
+            of the updates that lie nearest to others. Not every method can have every rule
+            (docs/robust.md).
+        max_hostile: largest share of a round's updates that may be hostile. `trimmed-mean` cuts that share at
+            both ends, and `krum` leaves that share out.
         max_samples: a device that reports more training samples is not selected, because the number of
             samples is its weight.
     """
@@ -62,6 +69,8 @@ class RoundSection(Settings, frozen=True):
     staleness_power: NonNegative = 0.5
     max_staleness: Annotated[int, Meta(ge=0, le=MAX_NUMBER)] = 20
     norm_bound: NonNegative = 100.0
+    robust: Literal["clip", "median", "trimmed-mean", "krum", "none"] = "none"
+    max_hostile: Annotated[float, Meta(ge=0, lt=0.5)] = 0.2
     max_samples: Count = 10_000_000
     max_share: Annotated[float, Meta(gt=0, le=1)] = 0.3
 

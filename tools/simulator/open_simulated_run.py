@@ -9,6 +9,7 @@ from pathlib import Path
 from msgspec import UNSET
 from msgspec.structs import replace
 
+from fleetune.coordinator.combine.rules import check_rule
 from fleetune.coordinator.metrics.summary import Summary
 from fleetune.coordinator.rounds.policies.semi_asynchronous import check_method
 from fleetune.coordinator.run.enrolment import Beginning, begin
@@ -97,6 +98,7 @@ def open_new(
     beginning = begin(settings, runs, partial(run_model, workers=workers))
     enrolment = beginning.enrolment
     check_method(settings, method_of(enrolment))
+    check_rule(settings, method_of(enrolment))
     arrivals = arrivals_of(settings, data)
     devices = simulated_devices(settings, enrolment, data)
     start_with = devices_before_round_one(settings, devices)

@@ -114,6 +114,7 @@ class DCPFL(GroupDevelopment, Method[ServerState, ClientState, Task, Update]):
 
     state_type, device_state_type = ServerState, ClientState
     task_type, update_type = Task, Update
+    not_combined: ClassVar[str] = "it averages within groups that the updates themselves form"
     starts_from_task: ClassVar[bool] = True
     diagnostics: ClassVar[tuple[Diagnostic, ...]] = DIAGNOSTICS
 

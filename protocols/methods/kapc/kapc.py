@@ -199,6 +199,7 @@ class KAPC(Method[ServerState, ClientState, Task, Update]):
     downlink: Literal["share", "whole"] = "whole"
 
     state_type, device_state_type = ServerState, ClientState
+    not_combined: ClassVar[str] = "each device gets a mixture of its own"
     task_type, update_type = Task, Update
     diagnostics: ClassVar[tuple[Diagnostic, ...]] = DIAGNOSTICS
 

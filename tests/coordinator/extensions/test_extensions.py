@@ -17,6 +17,7 @@ from fleetune.coordinator.extensions.proposed_work import ProposedWork
 from fleetune.coordinator.extensions.releases import Releases
 from fleetune.coordinator.extensions.reply_claims import ReplyClaims
 from fleetune.coordinator.extensions.staleness import StalenessDiscount
+from fleetune.coordinator.extensions.update_steps import UpdateSteps
 from fleetune.coordinator.run.open_or_resume import open_run
 from fleetune.protocols.settings.run_settings import RunSettings
 
@@ -31,6 +32,7 @@ def test_the_order():
         ProposedWork,
         StalenessDiscount,
         MaxShare,
+        UpdateSteps,
         MethodDiagnostics,
         Downsampling,
     ) == ORDER
@@ -68,6 +70,7 @@ def test_no_extension_keeps_the_whole_settings(kind, tmp_path):
         store=world.run.store,
         state=world.state,
         norms=None,
+        combine=None,
     )
     extension = kind.of_run(context)
     if extension is not None:
