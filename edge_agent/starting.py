@@ -62,7 +62,7 @@ def ready_agent(
     def make_transport(farewell: bytes, events: EventSink) -> MqttTransport:
         return MqttTransport(
             where,
-            topics.client_id(fleet, device, joined=where.has_own_ids),
+            topics.client_id(fleet, device, joined=where.joined),
             subscriptions=topics.device_subscriptions(fleet, device),
             events=events,
             will=Will(topics.topic(fleet, device, "state"), farewell),

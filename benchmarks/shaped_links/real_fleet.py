@@ -12,24 +12,29 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.shaped_links.measured_boards import board_file
-from fleetune.coordinator.broker.credentials import credentials_of
+from fleetune.coordinator.fleet.authority import Authority
+from fleetune.coordinator.fleet.fleet_address import FleetAddress
+from fleetune.coordinator.fleet.fleet_folder import FleetFolder
+from fleetune.coordinator.fleet.invitations import invite
+from fleetune.coordinator.fleet.registry import Registry
 from fleetune.coordinator.metrics.summary import SUMMARY
 from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.coordinator.run.round_journal import ROUNDS
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.run_toml import read_run
-from fleetune.protocols.wire.topics import JOIN_USER
+from fleetune.protocols.wire.join_exchange import JoinLine
 from fleetune.tools.links.link import Constant, Trace
 from fleetune.tools.links.network_namespaces import HUB_ADDRESS, Network
 from fleetune.tools.simulator.device_specs import device_specs
 from fleetune.tools.simulator.write_device_files import write_device_files
 
-PORT = 1883
+PORT = 8883
 PATIENCE_S = 4 * 3600.0
 LOOK_S = 0.1
 STOP_S = 20.0  # seconds after which a process is killed
 BEGUN = "round 1: training"  # a line of an agent's log
+INVITES = "to let a device join"  # of the coordinator's
 
 
 def run_real_fleet(
@@ -53,10 +58,10 @@ def run_real_fleet(
     network = Network(list(links.values()), traces_wait=True)
     with network, closing(_Fleet(network, folder)) as fleet:
         fleet.serve(run_file, changes)
-        password = credentials_of(settings.run.name, folder).join
+        invitation = fleet.invite(settings.run.name, len(links))
         for device, share, namespace in zip(links, shares, network.agents, strict=True):
             board = [] if boards is None else ["--board", str(board_file(boards, device))]
-            fleet.join(settings.run.name, device, share, namespace, password, board)
+            fleet.join(device, share, namespace, invitation, board)
         fleet.watch(lambda: any(BEGUN in log.read_text() for log in fleet.logs))
         network.start_traces()  # as on the virtual clock, traces start with the first round
         fleet.watch((folder / settings.run.name / SUMMARY).exists)
@@ -102,14 +107,23 @@ class _Fleet:
         words += ["--runs", str(self.folder), *(word for one in changes for word in ("--set", one))]
         self._start("coordinator", self.network.hub, ["fleetune.coordinator.cli", *words])
 
-    def join(
-        self, fleet: str, device: str, share: Path, namespace: str, password: str, more: Sequence[str]
-    ) -> None:
-        """Start an agent behind its link, with `more` options."""
-        words = ["run", "--fleet", fleet, "--device", device, "--data", f"npz:{share}", "--trainer", "onnx"]
-        words += ["--state", str(self.folder / "state"), "--leave-after-run", *more]
-        broker = f"mqtt://{JOIN_USER}:{password}@{HUB_ADDRESS}:{PORT}"
-        self._start(device, namespace, ["fleetune.edge_agent.cli", *words], FLEETUNE_BROKER=broker)
+    def invite(self, fleet: str, devices: int) -> str:
+        """Wait until devices can join, and return an invitation for all of them."""
+        self.watch(lambda: INVITES in self._log("coordinator").read_text())
+        files = FleetFolder.of(fleet, self.folder)
+        with Registry.open(files.registry) as registry:
+            _, code = invite(registry, time.time(), devices=devices, expires_s=PATIENCE_S)
+        address, fingerprint = FleetAddress.read(files), Authority(files).fingerprint
+        return str(JoinLine(HUB_ADDRESS, address.join_port, fleet, code, fingerprint))
+
+    def join(self, device: str, share: Path, namespace: str, invitation: str, more: Sequence[str]) -> None:
+        """Join with an agent behind its link, and start it with `more` options."""
+        state = ["--state", str(self.folder / "state" / device)]
+        module = ["fleetune.edge_agent.cli", "join", "--device", device, *state]
+        self._start(device, namespace, module, FLEETUNE_JOIN=invitation)
+        self.watch(lambda: self._running[device].poll() == 0)
+        words = ["run", "--data", f"npz:{share}", "--trainer", "onnx", *state, "--leave-after-run", *more]
+        self._start(device, namespace, ["fleetune.edge_agent.cli", *words])
         self.logs.append(self._log(device))
 
     def watch(self, condition: Callable[[], bool]) -> None:

@@ -1,22 +1,22 @@
 """Decides from a command's options which broker to use: the user's own broker or the embedded one."""
 
 import ipaddress
-import socket
-import sys
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from pathlib import Path
 
-from fleetune.coordinator.broker.credentials import credentials_of
-from fleetune.coordinator.broker.embedded_broker import Access, EmbeddedBroker
-from fleetune.coordinator.broker.invitation import Invitation
-from fleetune.coordinator.broker.restarted_broker import RestartedBroker
+from fleetune.coordinator.broker.embedded_broker import EmbeddedBroker, choose_broker, claim_ports
+from fleetune.coordinator.broker.fleet_listeners import NUM_PORTS
+from fleetune.coordinator.broker.known_devices import KnownDevices
+from fleetune.coordinator.broker.open_fleet import open_fleet
+from fleetune.coordinator.broker.restarted_child import RestartedChild
 from fleetune.coordinator.store.run_folder import BROKER
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.wire.identity import KnownBy
 from fleetune.protocols.wire.topics import COORDINATOR_USER
 from fleetune.protocols.wire.transport.mqtt import Broker, in_url, parse_broker
 
+LOOPBACK_PORT, TLS_PORT = 1883, 8883
 BROKER_VARIABLE = "FLEETUNE_BROKER"
 # options of the embedded broker, and options of the user's own
 _EMBEDDED, _TLS = ("bind", "port"), ("ca", "cert", "key")
@@ -53,6 +53,11 @@ def origin_of(sources: Mapping[str, str], *, supervised: bool = False) -> str:
     return "from the service" if supervised else f"from {BROKER_VARIABLE} in the environment"
 
 
+def default_port(bind: str) -> int:
+    """Return the embedded broker's port if none is given: that of TLS beyond the loopback."""
+    return LOOPBACK_PORT if is_loopback(bind) else TLS_PORT
+
+
 def check_broker(
     url: str | None, *, bind: str, port: int, ca: str | None, cert: str | None, key: str | None
 ) -> Broker | None:
@@ -65,32 +70,34 @@ def check_broker(
 
     Raises:
         SettingError: the URL is invalid.
-        TransportError: no broker is installed, or the port is in use.
+        TransportError: no broker is installed that can serve this address, or a port is in use.
     """
-    if url is None:
-        EmbeddedBroker.check(bind, port)
-        return None
-    return parse_broker(url, ca, cert, key)
+    if url is not None:
+        return parse_broker(url, ca, cert, key)
+    choose_broker("auto" if is_loopback(bind) else "mosquitto")
+    claim_ports(bind, port, 1 if is_loopback(bind) else NUM_PORTS)
+    return None
 
 
-def known_by(given: Broker | None) -> KnownBy:
-    """Return how the coordinator identifies devices at a broker: by their login or by the name they claim.
+def known_by(given: Broker) -> KnownBy:
+    """Return how the coordinator identifies devices at the user's own broker: by login or by claim.
 
     The rules of `edge-coordinator broker-config` bind a device's topics to its login, and give all topics of
     the fleet to the user `coordinator`. The coordinator cannot read the rules of the user's own broker. If it
-    logs in as `coordinator`, it assumes these rules. All devices of an embedded broker share one login.
+    logs in as `coordinator`, it assumes these rules.
     """
-    return "login" if given is not None and given.username == COORDINATOR_USER else "claim"
+    return "login" if given.username == COORDINATOR_USER else "claim"
 
 
 @contextmanager
 def broker_at(
     given: Broker | None, folder: Path, fleet: str, *, bind: str, port: int, origin: str = ""
-) -> Iterator[Broker]:
-    """Yield the broker to connect to; without `given`, run an embedded broker during this context.
+) -> Iterator[tuple[Broker, KnownDevices]]:
+    """Yield the broker to connect to and its devices; without `given`, run an embedded broker meanwhile.
 
-    An embedded broker that ends unexpectedly is restarted. If other machines can reach it, it requires the
-    fleet's password. The first printed line names the broker and the option that selected it.
+    An embedded broker that ends unexpectedly is restarted. If other machines can reach it, it encrypts, and
+    only devices that joined the fleet can connect. The first printed line names the broker and the option
+    that selected it.
 
     Args:
         given: the result of `check_broker`.
@@ -105,55 +112,26 @@ def broker_at(
     """
     if given is not None:
         print(f"broker: {given}, {origin}", flush=True)
-        Invitation(fleet, given.host, given.port, tls=given.tls, access="own").keep(folder)
-        yield given
+        yield given, KnownDevices(known_by(given))
         return
-    credentials = None if _is_loopback(bind) else credentials_of(fleet, folder.parent)
-    access = None if credentials is None else Access(fleet, credentials)
+    if not is_loopback(bind):
+        with open_fleet(folder, fleet, bind, port) as opened:
+            yield opened
+        return
 
     def start(at: int) -> EmbeddedBroker:
-        return EmbeddedBroker.start(folder / BROKER, bind=bind, port=at, access=access)
+        return EmbeddedBroker.start(folder / BROKER, bind=bind, port=at)
 
-    with closing(RestartedBroker(start, port)) as embedded:
-        where = Broker(embedded.broker.host, embedded.broker.port)
-        which = f"embedded {embedded.broker.which}, listens on {in_url(bind or '*')}:{where.port}"
+    with closing(RestartedChild("embedded broker", start, port)) as embedded:
+        where = Broker(embedded.child.host, embedded.child.port)
+        which = f"embedded {embedded.child.which}, listens on {in_url(bind)}:{where.port}"
         print(f"broker: {which}; no --broker or {BROKER_VARIABLE} is given", flush=True)
-        if credentials is None:
-            Invitation(fleet, where.host, where.port).keep(folder)
-            yield where
-            return
-        invitation = Invitation(fleet, _address(bind), where.port, access="password")
-        invitation.keep(folder)
-        _invite(invitation, credentials.join, folder)
-        yield Broker(where.host, where.port, username=COORDINATOR_USER, password=credentials.coordinator)
+        yield where, KnownDevices()
 
 
-def _invite(invitation: Invitation, password: str, folder: Path) -> None:
-    """Print the command with which devices join; print its password only on a terminal.
-
-    Output that is no terminal may go to a journal, which other users can read.
-    """
-    if sys.stdout.isatty():
-        print(f"on each device, run: {invitation.command(password)}", flush=True)
-    else:
-        print(f"on each device, run the command that `edge-coordinator invite {folder}` prints", flush=True)
-
-
-def _is_loopback(bind: str) -> bool:
+def is_loopback(bind: str) -> bool:
+    """True if only this machine can connect to the address."""
     try:
         return ipaddress.ip_address(bind).is_loopback
     except ValueError:
         return bind == "localhost"
-
-
-def _address(bind: str) -> str:
-    """Return the address at which other machines reach this one. No packet is sent."""
-    if bind not in ("", "0.0.0.0", "::"):  # noqa: S104 - compared, not bound
-        return bind
-    # Addresses reserved for documentation: only the route to them is looked up.
-    routes = [(socket.AF_INET6, "2001:db8::1")] if bind == "::" else []
-    for family, outside in [*routes, (socket.AF_INET, "192.0.2.1")]:
-        with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as asking:
-            asking.connect((outside, 9))
-            return str(asking.getsockname()[0])
-    return socket.gethostname()

@@ -1,7 +1,8 @@
 """The embedded broker: an MQTT broker on this machine as a child process, mosquitto if installed, else amqtt.
 
-By default only this machine can connect. The broker stores nothing across restarts, because agents and
-coordinator repeat every message that matters.
+By default only this machine can connect. With `FleetListeners`, the devices of a fleet connect from other
+machines. The broker stores nothing across restarts, because agents and coordinator repeat every message that
+matters.
 
 The broker ends with this process, even if this process is killed. On Linux the kernel kills the broker when
 the thread that started it ends, so start it from a thread that lives as long as the broker.
@@ -16,21 +17,25 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal, Self
+from typing import IO, Literal, Self
 
-from fleetune.coordinator.broker.access_rules import mosquitto_rules
-from fleetune.coordinator.broker.credentials import Credentials
+from fleetune.coordinator.broker.broker_log import LogParser, follow
+from fleetune.coordinator.broker.fleet_listeners import FleetListeners, named
 from fleetune.coordinator.tied_child import tied
 from fleetune.protocols.disk import open_private
 from fleetune.protocols.errors import TransportError
 from fleetune.protocols.files import make_folder, write_atomically
 from fleetune.protocols.wire.pacing import MAX_CHUNK_BYTES
 from fleetune.protocols.wire.transport.mqtt import in_url
+
+if sys.platform != "win32":
+    import fcntl
 
 Which = Literal["auto", "mosquitto", "amqtt"]
 START_S = 20.0
@@ -47,6 +52,7 @@ LIMITS = (  # of mosquitto
     f"max_queued_bytes {MAX_QUEUED_BYTES}",
 )
 MAX_LOG_BYTES = 5 * 2**20
+PIPE_BYTES = 2**20  # of log lines that wait for their reader
 AMQTT_PATIENCE_S = 5  # added to the keepalive; amqtt has no grace of its own
 
 # where root creates a folder for another user
@@ -56,39 +62,6 @@ _OURS = os.pathsep.join(filter(None, [str(Path(__file__).parents[3]), os.environ
 
 # Debian installs mosquitto outside an ordinary user's PATH.
 _SEARCH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin"])
-
-
-@dataclass(frozen=True)
-class Access:
-    """Restricts the broker to the devices of one fleet and its coordinator (see `access_rules`).
-
-    Attributes:
-        fleet: name of the fleet.
-        credentials: the fleet's passwords.
-    """
-
-    fleet: str
-    credentials: Credentials
-
-    def write(self, folder: Path) -> tuple[Path, Path]:
-        """Write the password file and mosquitto's rules, readable by this user only, and return both paths.
-
-        Raises:
-            StoreError: a file cannot be written.
-        """
-        passwords, rules = folder / "passwords", folder / "rules"
-        write_atomically(passwords, self.credentials.password_file().encode(), mode=0o600)
-        write_atomically(rules, mosquitto_rules(self.fleet).encode(), mode=0o600)
-        return passwords, rules
-
-
-@dataclass(frozen=True)
-class _Listener:
-    bind: str
-    port: int
-    access: Access | None
-    cert: Path | None
-    key: Path | None
 
 
 class EmbeddedBroker:
@@ -109,6 +82,8 @@ class EmbeddedBroker:
         process: "subprocess.Popen[bytes]",
         log: Path,
         place: Path | None,
+        fleet: FleetListeners | None,
+        follower: threading.Thread | None,
     ) -> None:
         self.which = which
         self.host = _LOCAL.get(bind, bind)
@@ -117,16 +92,8 @@ class EmbeddedBroker:
         self.pid = process.pid
         self._process = process
         self._place = place
-
-    @staticmethod
-    def check(bind: str, port: int) -> None:
-        """Check that a broker could start now at this address and port.
-
-        Raises:
-            TransportError: no broker is installed, or the port is in use.
-        """
-        _choose("auto")
-        claim_port(bind, port)
+        self._fleet = fleet
+        self._follower = follower
 
     @classmethod
     def start(
@@ -136,9 +103,7 @@ class EmbeddedBroker:
         port: int = 0,
         bind: str = "127.0.0.1",
         which: Which = "auto",
-        access: Access | None = None,
-        cert: Path | None = None,
-        key: Path | None = None,
+        fleet: FleetListeners | None = None,
         timeout_s: float = START_S,
     ) -> Self:
         """Start a broker, and return it when it accepts connections.
@@ -146,45 +111,48 @@ class EmbeddedBroker:
         Args:
             folder: folder for the broker's configuration and log.
             port: port to listen on; 0 selects a free one.
-            bind: address to listen on. 0.0.0.0 lets other machines connect, `::` also by IPv6; then give
-                `access`.
+            bind: address to listen on. Every client there may use every topic.
             which: "auto" selects mosquitto if it is installed, else amqtt.
-            access: passwords and rules of a fleet; None lets every client use every topic.
-            cert: PEM file of the broker's certificate; with `cert` and `key` the broker accepts TLS only.
-            key: PEM file of the certificate's key.
+            fleet: further listeners for the devices of a fleet. Only mosquitto has them. Then `bind` and
+                `port` are the coordinator's, on the loopback.
             timeout_s: seconds within which the broker must accept connections.
 
         Raises:
             TransportError: no broker is installed, or it does not start; the message has the log's last
                 lines.
         """
-        if (cert is None) != (key is None):
-            raise TransportError(
-                "TLS of the embedded broker needs a certificate and its key: give both --cert and --key"
-            )
-        kind = _choose(which)
-        port = claim_port(bind, port)
+        kind = choose_broker(which if fleet is None else "mosquitto")
+        port = claim_ports(bind, port)
         make_folder(folder)
-        settings = _Listener(bind, port, access, cert, key)
         user = mosquitto_user() if kind == "mosquitto" else ""
         place = _readable_by(user, folder) if user else None
         if kind == "mosquitto":
-            command = _mosquitto(place or folder, settings, user)
+            command = _mosquitto(place or folder, bind, port, fleet)
         else:
-            command = _amqtt(folder, settings)
-        log = _fresh_log(folder / f"{kind}.log")
-        with open_private(log) as output:
+            command = _amqtt(folder, bind, port)
+        log = folder / f"{kind}.log"
+        with _output(log, fleet) as (output, follower):
             process = subprocess.Popen(  # noqa: S603 - our own command line
                 tied(command, signal.SIGKILL, user),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "PYTHONPATH": _OURS},  # amqtt loads our plugins
+                env={**os.environ, "PYTHONPATH": _OURS},  # amqtt loads our plugin
                 process_group=0,  # Ctrl-C in a terminal must not end it before its coordinator has finished.
             )
-        broker = cls(kind, bind, port, process, log, place)
+        broker = cls(kind, bind, port, process, log, place, fleet, follower)
         broker._wait_until_listening(timeout_s)
         return broker
+
+    def reload(self) -> None:
+        """Let the broker read the fleet's certificates, revocation list and passwords again.
+
+        Raises:
+            TransportError: a file cannot be read.
+        """
+        if self._fleet is not None and self.running:
+            self._fleet.refresh(self._place or self.log.parent)
+            self._process.send_signal(signal.SIGHUP)
 
     @property
     def running(self) -> bool:
@@ -207,6 +175,8 @@ class EmbeddedBroker:
         """Kill the broker without notifying its clients."""
         self._process.kill()
         self._process.wait()
+        if self._follower is not None:
+            self._follower.join(STOP_S)
         if self._place is not None:
             shutil.rmtree(self._place, ignore_errors=True)
 
@@ -233,14 +203,37 @@ class EmbeddedBroker:
         )
 
 
-def claim_port(bind: str, port: int) -> int:
-    """Check that no program listens on `port`, and return it; 0 returns a free port.
+def claim_ports(bind: str, port: int, count: int = 1) -> int:
+    """Check that no program listens on `port` and the ports after it, and return it.
 
     Otherwise, another program's answer could be mistaken for the broker's.
 
+    Args:
+        bind: address of this machine; "" for all.
+        port: the first port; 0 selects free ones.
+        count: number of ports.
+
     Raises:
-        TransportError: the port is in use, or this machine has no such address.
+        TransportError: a port is in use, or this machine has no such address.
     """
+    first = port or _free_port(bind, count)
+    for one in range(first, first + count):
+        _listen(bind, one)
+    return first
+
+
+def _free_port(bind: str, count: int) -> int:
+    """Return a free port after which the next ones are free too, as far as a few attempts find one."""
+    for _ in range(20):
+        first = _listen(bind, 0)
+        with suppress(TransportError):
+            for one in range(first + 1, first + count):
+                _listen(bind, one)
+            break
+    return first
+
+
+def _listen(bind: str, port: int) -> int:
     try:
         family = socket.getaddrinfo(bind or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][
             0
@@ -248,23 +241,16 @@ def claim_port(bind: str, port: int) -> int:
         both = bind == "::" and socket.has_dualstack_ipv6()
         with socket.create_server((bind, port), family=family, dualstack_ipv6=both) as server:
             return int(server.getsockname()[1])
-    except OSError as problem:
+    except (OSError, OverflowError) as problem:
+        why = getattr(problem, "strerror", problem)
         raise TransportError(
-            f"no broker can listen on {in_url(bind)}:{port}: {problem.strerror}; stop the program that uses"
-            " the port, or"
+            f"no broker can listen on {in_url(bind)}:{port}: {why}; stop the program that uses the port, or"
             " choose another port or an address of this machine"
         ) from None
 
 
-def _named(bind: str) -> str:
-    """Return the address for mosquitto's `listener` line; "" listens on all IPv4 and IPv6 addresses.
-
-    In mosquitto, `::` alone means IPv6 only.
-    """
-    return "" if bind == "::" else bind
-
-
-def _choose(which: Which) -> str:
+def choose_broker(which: Which) -> str:
+    """Return the kind of broker to start. Raises TransportError if it is not installed."""
     have = {
         "mosquitto": shutil.which("mosquitto", path=_SEARCH) is not None,
         "amqtt": find_spec("amqtt") is not None,
@@ -272,8 +258,13 @@ def _choose(which: Which) -> str:
     for kind in have if which == "auto" else [which]:
         if have[kind]:
             return kind
+    if which == "mosquitto":
+        raise TransportError(
+            "mosquitto is not installed, and no other broker encrypts and checks certificates: apt install"
+            " mosquitto; or name a broker of your own with --broker"
+        )
     raise TransportError(
-        f"no MQTT broker is installed ({which}): install mosquitto, or pip install 'amqtt>=0.12,<0.13'"
+        f"no MQTT broker is installed ({which}): apt install mosquitto, or pip install 'amqtt>=0.12,<0.13'"
     )
 
 
@@ -306,55 +297,75 @@ def _readable_by(user: str, folder: Path) -> Path:
     return place
 
 
-def _mosquitto(folder: Path, listener: _Listener, user: str) -> list[str]:
-    """Write mosquitto's files and return its start command. `user` can read the files again after SIGHUP."""
-    lines = [
-        f"listener {listener.port} {_named(listener.bind)}".rstrip(),
-        "persistence false",
-        *LIMITS,
-        "log_type error",
-        "log_type warning",
-        f"allow_anonymous {'false' if listener.access else 'true'}",
-    ]
-    if listener.access:
-        passwords, rules = listener.access.write(folder)
-        lines += [f"password_file {passwords.absolute()}", f"acl_file {rules.absolute()}"]
-    for option, file in (("certfile", listener.cert), ("keyfile", listener.key)):
-        if file is not None:
-            lines.append(f"{option} {_copied(file, folder / option) if user else file}")
+def _mosquitto(folder: Path, bind: str, port: int, fleet: FleetListeners | None) -> list[str]:
+    """Write mosquitto's files into a folder that its user can read, and return its start command."""
+    if fleet is None:
+        lines = [f"listener {port} {named(bind)}".rstrip(), "allow_anonymous true"]
+        types = ["error", "warning"]
+    else:
+        lines = fleet.settings(folder, port)
+        types = ["error", "warning", "notice", "information", "debug"]  # refusals are in all of them
+    lines += ["persistence false", *LIMITS, "log_dest stderr", *(f"log_type {one}" for one in types)]
     path = folder / "mosquitto.conf"
     write_atomically(path, ("\n".join(lines) + "\n").encode())
     return [str(shutil.which("mosquitto", path=_SEARCH)), "-c", str(path)]
 
 
-def _copied(file: Path, to: Path) -> Path:
-    """Copy a PEM file so that only the folder's owner can read it. Raises TransportError."""
-    try:
-        write_atomically(to, file.read_bytes())
-    except OSError as problem:
-        raise TransportError(f"cannot read {file}: {problem.strerror}") from None
-    return to
-
-
-def _amqtt(folder: Path, listener: _Listener) -> list[str]:
-    plugins: dict[str, dict[str, object]] = {"fleetune.coordinator.broker.amqtt_access.OneConnection": {}}
-    if listener.access:
-        passwords, _ = listener.access.write(folder)
-        fleet = listener.access.fleet
-        own: dict[str, object] = {"fleet": fleet, "password_file": str(passwords.absolute())}
-        plugins["fleetune.coordinator.broker.amqtt_access.FleetPasswords"] = own
-        plugins["fleetune.coordinator.broker.amqtt_access.FleetTopics"] = {"fleet": fleet}
-    else:
-        plugins["amqtt.plugins.authentication.AnonymousAuthPlugin"] = {"allow_anonymous": True}
-    tls = {"ssl": True, "certfile": str(listener.cert), "keyfile": str(listener.key)} if listener.cert else {}
+def _amqtt(folder: Path, bind: str, port: int) -> list[str]:
     settings = {
-        "listeners": {"default": {"type": "tcp", "bind": f"{_named(listener.bind)}:{listener.port}", **tls}},
+        "listeners": {"default": {"type": "tcp", "bind": f"{named(bind)}:{port}"}},
         "timeout_disconnect_delay": AMQTT_PATIENCE_S,
-        "plugins": plugins,
+        "plugins": {
+            "fleetune.coordinator.broker.amqtt_plugin.OneConnection": {},
+            "amqtt.plugins.authentication.AnonymousAuthPlugin": {"allow_anonymous": True},
+        },
     }
     path = folder / "amqtt.yaml"
     write_atomically(path, json.dumps(settings, indent=1).encode())  # JSON is YAML
     return [sys.executable, "-P", "-m", "amqtt.scripts.broker_script", "-c", str(path)]
+
+
+@contextmanager
+def _output(log: Path, fleet: FleetListeners | None) -> Iterator[tuple[IO[bytes], threading.Thread | None]]:
+    """Yield the file for the broker's output, and the thread that reads it if a fleet's refusals are read."""
+    if fleet is None:
+        with open_private(_fresh_log(log)) as output:
+            yield output, None
+        return
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)  # the broker drops lines rather than wait for a reader that is behind
+    if sys.platform == "linux":
+        fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+    follower = threading.Thread(target=_follow, args=(reading, fleet, log), name="broker's log", daemon=True)
+    follower.start()
+    with os.fdopen(writing, "wb") as output:
+        yield output, follower
+
+
+def _follow(reading: int, fleet: FleetListeners, log: Path) -> None:
+    parser = LogParser(fleet.files.fleet, (fleet.port, fleet.port + 1))
+    with closing(_RotatedLog(log)) as kept:
+        follow(reading, parser, fleet.news, kept.write)
+
+
+class _RotatedLog:
+    """A log file that is renamed and begun anew when it is too long."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = open_private(_fresh_log(path))
+
+    def write(self, line: bytes) -> None:
+        with suppress(OSError):  # the disk is full
+            self._file.write(line + b"\n")
+            self._file.flush()
+            if self._file.tell() > MAX_LOG_BYTES:
+                self._file.close()
+                self._file = open_private(_fresh_log(self._path))
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._file.close()
 
 
 def _fresh_log(path: Path) -> Path:

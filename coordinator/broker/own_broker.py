@@ -8,15 +8,15 @@ the user.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from fleetune.coordinator.broker.access_rules import fleet_rules
 from fleetune.coordinator.broker.embedded_broker import LIMITS
 from fleetune.protocols.errors import SettingError, StoreError
 from fleetune.protocols.wire.topics import COORDINATOR_USER, check_name
 
-CONFIGURATION, RULES, PASSWORDS = "fleetune.conf", "fleetune.acl", "fleetune.passwords"
+PASSWORDS = "fleetune.passwords"
 PORT, TLS_PORT = 1883, 8883
-DEBIAN = Path("/etc/mosquitto")  # the folder that printed files name
 
 _RULES_HEAD = """\
 # Access rules of Fleetune for mosquitto (acl_file), written by `edge-coordinator broker-config`.
@@ -38,6 +38,9 @@ class OwnBroker:
     """Settings of a mosquitto that serves one or more fleets.
 
     Attributes:
+        configuration_file, rules_file: names of the files.
+        home: the folder that printed files name.
+        read_from: where in it the broker reads the configuration.
         fleets: names of the fleets.
         port: port to listen on; None means 8883 with TLS, else 1883.
         cert: PEM file of the broker's certificate, for TLS; requires `key`.
@@ -48,6 +51,10 @@ class OwnBroker:
         SettingError: a fleet's name is invalid, or one of the TLS files is missing.
     """
 
+    configuration_file: ClassVar[str] = "fleetune.conf"
+    rules_file: ClassVar[str] = "fleetune.acl"
+    home: ClassVar[Path] = Path("/etc/mosquitto")
+    read_from: ClassVar[str] = "conf.d/fleetune.conf"
     fleets: Sequence[str]
     port: int | None = None
     cert: Path | None = None
@@ -65,14 +72,22 @@ class OwnBroker:
                 " broker"
             )
 
+    @property
+    def listening_port(self) -> int:
+        return self.port or (PORT if self.cert is None else TLS_PORT)
+
     def rules(self) -> str:
-        """Return the content of mosquitto's `acl_file`."""
-        return _RULES_HEAD + "\n".join(fleet_rules(fleet, "%u") for fleet in self.fleets)
+        """Return the content of the file of access rules."""
+        return _RULES_HEAD + "\n".join(fleet_rules(fleet) for fleet in self.fleets)
 
     def configuration(self, folder: Path) -> str:
-        """Return the content of mosquitto's configuration file, which names files in `folder`."""
-        port = self.port or (PORT if self.cert is None else TLS_PORT)
-        lines = [f"listener {port}", f"acl_file {folder / RULES}", "allow_anonymous false", *LIMITS]
+        """Return the content of the configuration file, which names files in `folder`."""
+        lines = [
+            f"listener {self.listening_port}",
+            f"acl_file {folder / self.rules_file}",
+            "allow_anonymous false",
+            *LIMITS,
+        ]
         if self.cert is not None and self.key is not None:
             lines += [f"certfile {self.cert.absolute()}", f"keyfile {self.key.absolute()}"]
         if self.ca is not None:
@@ -90,8 +105,10 @@ class OwnBroker:
         """
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            (folder / RULES).write_text(self.rules(), encoding="utf-8")
-            (folder / CONFIGURATION).write_text(self.configuration(folder.absolute()), encoding="utf-8")
+            (folder / self.rules_file).write_text(self.rules(), encoding="utf-8")
+            (folder / self.configuration_file).write_text(
+                self.configuration(folder.absolute()), encoding="utf-8"
+            )
         except OSError as problem:
             raise StoreError(f"cannot write {folder}: {problem.strerror}") from None
 

@@ -1,7 +1,7 @@
 """edge-coordinator broker-config: settings for a broker of your own."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -10,6 +10,10 @@ from fleetune.protocols.one_line import one_line_errors
 
 def broker_config(
     fleet: Annotated[list[str], typer.Option(help="name of a fleet; may be repeated")],
+    kind: Annotated[
+        Literal["mosquitto", "emqx"],
+        typer.Option("--for", help="the broker's program; the files for EMQX 5 have not been tried"),
+    ] = "mosquitto",
     out: Annotated[
         Path | None, typer.Option(help="folder to write both files to; default: print them")
     ] = None,
@@ -26,15 +30,16 @@ def broker_config(
         ),
     ] = None,
 ) -> None:
-    """Write settings and access rules for your own mosquitto broker: one user for each device."""
-    from fleetune.coordinator.broker.own_broker import CONFIGURATION, DEBIAN, RULES, OwnBroker
+    """Write settings and access rules for your own broker: one user for each device."""
+    from fleetune.coordinator.broker.own_broker import OwnBroker
+    from fleetune.coordinator.broker.own_emqx import OwnEmqx
 
     with one_line_errors("edge-coordinator"):
-        own = OwnBroker(fleet, port, cert, key, ca)
+        own = {"mosquitto": OwnBroker, "emqx": OwnEmqx}[kind](fleet, port, cert, key, ca)
         if out is not None:
             own.write(out)
-            print(f"written: {out / CONFIGURATION}, {out / RULES}\n{own.next_steps(out)}")
+            print(f"written: {out / own.configuration_file}, {out / own.rules_file}\n{own.next_steps(out)}")
             return
-        print(f"### {DEBIAN / 'conf.d' / CONFIGURATION}\n{own.configuration(DEBIAN)}")
-        print(f"### {DEBIAN / RULES}\n{own.rules()}")
-        print("\n".join(f"# {line}" for line in own.next_steps(DEBIAN).splitlines()))
+        print(f"### {own.home / own.read_from}\n{own.configuration(own.home)}")
+        print(f"### {own.home / own.rules_file}\n{own.rules()}")
+        print("\n".join(f"# {line}" for line in own.next_steps(own.home).splitlines()))

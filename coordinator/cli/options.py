@@ -25,8 +25,17 @@ BrokerUrl = Annotated[
 BrokerBind = Annotated[
     str,
     typer.Option(
-        help="address of the embedded broker; 0.0.0.0 or ::, with a password, opens it to the network",
+        help="address of the embedded broker; 0.0.0.0 or :: opens it to the network, with TLS",
         callback=lambda bind: bind.removeprefix("[").removesuffix("]"),  # typed as in a URL
+    ),
+]
+BrokerPort = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        max=65535,
+        help="port of the embedded broker, 0 for a free one; default: 1883 on the loopback; else 8883, and"
+        " the next two for devices with a secret and for joining",
     ),
 ]
 BrokerAuthority = Annotated[

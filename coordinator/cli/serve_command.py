@@ -14,6 +14,7 @@ from fleetune.coordinator.cli.options import (
     BrokerBind,
     BrokerCertificate,
     BrokerKey,
+    BrokerPort,
     BrokerUrl,
     Changes,
     RunFile,
@@ -32,9 +33,7 @@ def serve(
     runs: RunsFolder = Path("runs"),
     broker: BrokerUrl = None,
     bind: BrokerBind = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, help="port of the embedded broker; 0 takes a free port")
-    ] = 1883,
+    port: BrokerPort = None,
     ca: BrokerAuthority = None,
     cert: BrokerCertificate = None,
     key: BrokerKey = None,
@@ -52,7 +51,7 @@ def serve(
 
     It can be stopped at any moment. The same command then continues the run.
     """
-    from fleetune.coordinator.broker.broker_options import broker_at, check_broker, known_by, origin_of
+    from fleetune.coordinator.broker.broker_options import broker_at, check_broker, default_port, origin_of
     from fleetune.coordinator.commands.commands import withdraw_stop
     from fleetune.coordinator.serving.control_watch import SUPERVISED
     from fleetune.coordinator.serving.coordinator_conflict import ConflictDetector
@@ -68,6 +67,7 @@ def serve(
         folder = runs / settings.run.name
         check_unclaimed(folder)
         makers = makers_of(tracker)
+        port = default_port(bind) if port is None else port
         given = check_broker(broker, bind=bind, port=port, ca=ca, cert=cert, key=key)
         with closing(ConflictDetector(fleet, settings.run.name)) as detector:
             if given is not None:
@@ -83,13 +83,13 @@ def serve(
                 withdraw_stop(folder)
             with (
                 closing(run.store),
-                broker_at(given, folder, fleet, bind=bind, port=port, origin=origin) as where,
+                broker_at(given, folder, fleet, bind=bind, port=port, origin=origin) as (where, devices),
                 closing(detector),  # closed before the broker that it is connected to
             ):
                 if given is None:
                     detector.take(partial(_detector_transport, where, detector))
                 with Following(makers, folder, folder.name) as following:
-                    _serve(run, where, fleet, detector, following, known_by(given))
+                    _serve(run, where, fleet, detector, following, devices)
 
 
 def _detector_transport(broker: Any, detector: Any, events: Any) -> Any:
@@ -99,7 +99,7 @@ def _detector_transport(broker: Any, detector: Any, events: Any) -> Any:
     return MqttTransport(broker, detector.client_id, subscriptions=subscriptions, events=events)
 
 
-def _serve(run: Any, broker: Any, fleet: str, detector: Any, following: Any, known_by: Any) -> None:
+def _serve(run: Any, broker: Any, fleet: str, detector: Any, following: Any, devices: Any) -> None:
     from rich.console import Console
 
     from fleetune.coordinator.run.run_clock import RunClock
@@ -112,7 +112,7 @@ def _serve(run: Any, broker: Any, fleet: str, detector: Any, following: Any, kno
 
     def make_transport(events: EventSink) -> MqttTransport:
         subscriptions = topics.coordinator_subscriptions(fleet)
-        return MqttTransport(broker, f"coordinator-{fleet}", subscriptions=subscriptions, events=events)
+        return MqttTransport(broker, topics.coordinator_id(fleet), subscriptions=subscriptions, events=events)
 
     console = Console()
     observers, clock = observers_of(run, console, following), RunClock.of(run.store)
@@ -123,8 +123,9 @@ def _serve(run: Any, broker: Any, fleet: str, detector: Any, following: Any, kno
         observers=observers,
         clock=clock,
         ahead_s=lambda: clock.ahead_s,
-        known_by=known_by,
+        devices=devices,
     )
+    devices.report_to(server.events.put)
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signal_number, lambda *_: server.events.put(Stop()))
     print_start(run, fleet, str(broker), console)  # a reader of this line may send a signal from now on

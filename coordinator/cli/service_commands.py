@@ -12,6 +12,7 @@ from fleetune.coordinator.cli.options import (
     BrokerBind,
     BrokerCertificate,
     BrokerKey,
+    BrokerPort,
     BrokerUrl,
     sources,
 )
@@ -33,10 +34,7 @@ def run(
     folder: Annotated[Path, typer.Argument(help="folder of run.toml files")],
     broker: BrokerUrl = None,
     bind: BrokerBind = "127.0.0.1",
-    port: Annotated[
-        int,
-        typer.Option(min=0, max=65535, help="port of the first fleet's embedded broker; 0 takes free ports"),
-    ] = 1883,
+    port: BrokerPort = None,
     ca: BrokerAuthority = None,
     cert: BrokerCertificate = None,
     key: BrokerKey = None,
@@ -45,12 +43,13 @@ def run(
 
     `service FOLDER` is short for `service run FOLDER`.
     """
-    from fleetune.coordinator.broker.broker_options import origin_of
+    from fleetune.coordinator.broker.broker_options import default_port, origin_of
     from fleetune.coordinator.service.start import serve_folder
 
     logging.getLogger("fleetune.coordinator.service").setLevel(logging.INFO)
     with one_line_errors("edge-coordinator"):
         origin, tls = origin_of(sources(context)), {"ca": ca, "cert": cert, "key": key}
+        port = default_port(bind) if port is None else port
         serve_folder(folder, broker=broker, bind=bind, port=port, tls=tls, origin=origin)
 
 

@@ -33,9 +33,9 @@ class JoinServer:
     def pid(self) -> int:
         return self._process.pid
 
-    def poll(self) -> int | None:
-        """Return its exit code; None while it runs."""
-        return self._process.poll()
+    def wait(self) -> int:
+        """Wait until it ends, and return its exit code."""
+        return self._process.wait()
 
     def close(self) -> None:
         """Stop it; do nothing if it has already stopped."""

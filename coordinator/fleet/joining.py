@@ -20,12 +20,11 @@ from fleetune.protocols.errors import FleetuneError, PacketCorrupt
 from fleetune.protocols.wire.identity import MAX_NAME
 from fleetune.protocols.wire.join_exchange import Joined, JoinPending, JoinRequest
 from fleetune.protocols.wire.messages import readable
-from fleetune.protocols.wire.topics import COORDINATOR_USER, JOIN_USER, PROBE, valid_name
+from fleetune.protocols.wire.topics import COORDINATOR_USER, PROBE, valid_name
 
 PENDING_S = 10.0  # after which a device that waits for approval asks again
 MAX_DEVICE_ID = 64 - len(f"~{PROBE}")  # a common name has at most 64 characters
 MIN_NONCE = 16
-RESERVED = (JOIN_USER, COORDINATOR_USER)
 _ANOTHER = "ask for another line of `edge-coordinator invite`"
 
 Cause = Literal[
@@ -176,11 +175,11 @@ def _new_id(registry: Registry, wish: _Wish, name: str) -> str:
     """Return the id that the device asks for, or one like its name."""
     wanted = wish.request.device
     if wanted is not None:
-        if len(wanted) > MAX_DEVICE_ID or wanted in RESERVED:
+        if len(wanted) > MAX_DEVICE_ID or wanted == COORDINATOR_USER:
             raise JoinError(
                 "id",
-                f"the id {wanted!r} cannot be used; use at most {MAX_DEVICE_ID} characters, and neither"
-                f" {RESERVED[0]!r} nor {RESERVED[1]!r}",
+                f"the id {wanted!r} cannot be used; use at most {MAX_DEVICE_ID} characters, and not"
+                f" {COORDINATOR_USER!r}",
             )
         if registry.device(wanted) is not None:
             raise JoinError("taken", f"another device has the id {wanted!r}; use another --device, or none")
@@ -189,7 +188,7 @@ def _new_id(registry: Registry, wish: _Wish, name: str) -> str:
     like = valid_name(name)[: MAX_DEVICE_ID - 17] or "device"
     # a device without a name is told from others by its key
     tried = [*([like] if name else []), f"{like}-{suffix[:4]}", f"{like}-{suffix[:16]}"]
-    free = (one for one in tried if one not in RESERVED and registry.device(one) is None)
+    free = (one for one in tried if one != COORDINATOR_USER and registry.device(one) is None)
     return next(free, suffix)
 
 

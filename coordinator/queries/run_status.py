@@ -159,7 +159,7 @@ class DeviceStatus(Struct, frozen=True):
         actual_s, predicted_s: actual and predicted duration of the round of its latest reply.
         bytes_up, bytes_down: payload bytes so far.
         name: the device's name for people; equal to `device` if the owner gave none.
-        known_by: how the coordinator knows the device: "login" or "claim" (docs/security.md).
+        known_by: how the coordinator knows the device, see `Identity` and docs/security.md.
         metrics: metrics of its latest reply that the live view shows, by name.
         refused: number of its replies that were refused or truncated, by kind.
     """

@@ -5,14 +5,16 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
-from fleetune.coordinator.broker.embedded_broker import claim_port
+from fleetune.coordinator.broker.broker_options import is_loopback
+from fleetune.coordinator.broker.embedded_broker import claim_ports
+from fleetune.coordinator.broker.fleet_listeners import NUM_PORTS
 from fleetune.coordinator.service.run_files import RunFile
 from fleetune.coordinator.serving.control_watch import SUPERVISED
 from fleetune.coordinator.tied_child import tied
@@ -104,9 +106,10 @@ class Launcher:
         return RunProcess(log, process)
 
     def port_of(self, fleet: str) -> int:
-        """Return the port of a fleet's embedded broker.
+        """Return the first port of a fleet's embedded broker. Beyond the loopback, a fleet has three ports.
 
-        A fleet's port never changes, because its agents store it.
+        A fleet's port does not change, because its agents store it. Only a file of an earlier version may
+        hold ports that are too close to each other; then a fleet gets new ones.
 
         Raises:
             SettingError: no port is free.
@@ -120,21 +123,29 @@ class Launcher:
                 f"{path} is damaged: restore it from a backup, or delete it so that each fleet gets a new"
                 " port"
             ) from None
-        if fleet not in ports:
-            ports[fleet] = self._free_port(set(ports.values()))
-            write_atomically(path, msgspec.json.encode(ports))
-        return ports[fleet]
+        own = ports.pop(fleet, None)
+        if own is None or not self._is_apart(own, ports.values()):
+            own = self._free_port(ports.values())
+            write_atomically(path, msgspec.json.encode(ports | {fleet: own}))
+        return own
 
     def _where(self, file: RunFile) -> list[str]:
         if self.environment:
             return list(self.options)
         return [*self.options, "--bind", self.bind, "--port", str(self.port_of(file.fleet))]
 
-    def _free_port(self, given: set[int]) -> int:
-        candidates = (port for port in range(self.port, _HIGHEST_PORT + 1) if port not in given)
-        for port in candidates if self.port else [0]:
+    @property
+    def _count(self) -> int:
+        return 1 if is_loopback(self.bind) else NUM_PORTS
+
+    def _is_apart(self, port: int, others: Collection[int]) -> bool:
+        return all(abs(port - other) >= self._count for other in others)
+
+    def _free_port(self, others: Collection[int]) -> int:
+        candidates = range(self.port, _HIGHEST_PORT + 2 - self._count)
+        for port in (one for one in candidates if self._is_apart(one, others)) if self.port else [0]:
             with suppress(TransportError):
-                return claim_port(self.bind, port)
+                return claim_ports(self.bind, port, self._count)
         raise SettingError(
             f"no free port at {self.bind}, from {self.port} up, for the embedded broker of another fleet;"
             " free one, or change --port"

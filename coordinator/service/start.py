@@ -4,7 +4,8 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 
-from fleetune.coordinator.broker.broker_options import BROKER_VARIABLE
+from fleetune.coordinator.broker.broker_options import BROKER_VARIABLE, is_loopback
+from fleetune.coordinator.broker.embedded_broker import choose_broker
 from fleetune.coordinator.service.run_process import Launcher
 from fleetune.coordinator.service.service import RUNS, Service, held
 from fleetune.coordinator.service.supervisor import Supervisor
@@ -35,6 +36,7 @@ def serve_folder(
     Raises:
         SettingError: there is no such folder, another service uses it, or the URL is wrong.
         StoreError: the folder cannot be written.
+        TransportError: no broker is installed that can serve this address.
     """
     options: list[str] = []
     for name, file in tls.items():
@@ -42,6 +44,8 @@ def serve_folder(
     where = "an embedded one for each fleet"
     if broker is not None:
         where = f"{parse_broker(broker)}, {origin}"
+    if broker is None:
+        choose_broker("auto" if is_loopback(bind) else "mosquitto")
     with held(folder) as own:
         # in the command line, other users would see its password
         environment = {} if broker is None else {BROKER_VARIABLE: broker}

@@ -80,7 +80,7 @@ class ConflictDetector:
 
     def __post_init__(self) -> None:
         self._nonce = uuid.uuid4().hex[:12]
-        self.client_id = f"coordinator-{self.fleet}-{self._nonce}"
+        self.client_id = topics.coordinator_id(self.fleet, self._nonce)
         self._transport: Transport | None = None
         self._serves, self._heard_ourselves_at = False, float("inf")
         self._out_of_reach = False

@@ -2,10 +2,13 @@
 
 import logging
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import fleetune.protocols.wire.messages as wire
+from fleetune.coordinator.broker.broker_log import Refused
+from fleetune.coordinator.broker.known_devices import BrokerRefused, DevicesChanged
 from fleetune.coordinator.rounds.engine_state import RoundAttempt
 from fleetune.coordinator.run.stored_run import Run
 from fleetune.coordinator.serving.admission import Admission
@@ -17,6 +20,7 @@ from fleetune.coordinator.serving.rejected_messages import RejectedMessages
 from fleetune.coordinator.serving.requested_files import RequestedFiles
 from fleetune.coordinator.serving.task_exchange import TaskExchange
 from fleetune.coordinator.store.broker_outage import Outage, write_outage
+from fleetune.coordinator.store.troubles import note_trouble
 from fleetune.protocols.errors import PacketError, PacketForeign, StoreError, TransportError
 from fleetune.protocols.wire import topics
 from fleetune.protocols.wire.compact_message import is_compact
@@ -62,6 +66,10 @@ class DeviceMessages:
                     self._answer_ping(topics.parse(topic, with_role=True), data, ping)
                 case Received(topic, data):
                     self._receive(topics.parse(topic), data)
+                case DevicesChanged(gone):
+                    self.joining.note_changed(gone)
+                case BrokerRefused(counts):
+                    self._note_refused(counts)
                 case BundleMade():
                     self.files.note_made(event)
         except PacketError as problem:
@@ -74,6 +82,15 @@ class DeviceMessages:
         if self.admission.admits(address, data):
             channels = (*topics.TO_DEVICE, topics.PROBE)
             self.exchange.transfers.publish_on(address.device, channels, wire.Pong(ping.nonce))
+
+    def _note_refused(self, counts: Mapping[Refused, int]) -> None:
+        """Count and log what the broker refused; `status` shows the last refusal."""
+        for refused, times in counts.items():
+            member = refused.is_device and refused.device in self.run.controller.members
+            self.run.controller.count_refused("broker", times, device=refused.device if member else None)
+            more = f" ({times} times)" if times > 1 else ""
+            self.rejected.say(logging.WARNING, refused.device, f"{refused}{more}")
+            note_trouble(self.run.store, "broker", str(refused))
 
     def _note_outage(self, reason: str | None) -> None:
         """Record why the broker cannot be reached, or None when it can be reached again."""

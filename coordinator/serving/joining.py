@@ -1,11 +1,13 @@
 """Handles devices that join, reconnect or leave, and agents that share one device id."""
 
 import logging
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from msgspec import UNSET
 
 import fleetune.protocols.wire.messages as wire
+from fleetune.coordinator.broker.known_devices import KnownDevices
 from fleetune.coordinator.rounds.engine_state import NEVER
 from fleetune.coordinator.rounds.events import Declined, DeviceGone, DeviceReady
 from fleetune.coordinator.run.stored_run import Run
@@ -17,7 +19,6 @@ from fleetune.coordinator.serving.rejected_messages import RejectedMessages
 from fleetune.coordinator.serving.task_exchange import MAX_REQUESTS, TaskExchange
 from fleetune.coordinator.store.troubles import note_trouble
 from fleetune.protocols.wire.capabilities import ONLY_THE_MINIMUM
-from fleetune.protocols.wire.identity import Identity, KnownBy
 from fleetune.protocols.wire.messages import TransferKey
 from fleetune.protocols.wire.peer_link import Packet
 
@@ -33,14 +34,14 @@ class Joining:
         sessions: the sessions of all devices.
         exchange: reports events to the run controller and sends payloads.
         rejected: logs rejections, within limits.
-        known_by: how the coordinator knows the devices of this broker.
+        devices: the identities of the broker's devices.
     """
 
     run: Run
     sessions: DeviceSessions
     exchange: TaskExchange
     rejected: RejectedMessages
-    known_by: KnownBy = "claim"
+    devices: KnownDevices = field(default_factory=KnownDevices)
     _names: DuplicateNames = field(default_factory=DuplicateNames)
     _shared: set[str] = field(default_factory=set)  # ids that several devices use
 
@@ -86,9 +87,10 @@ class Joining:
     def _note_introduction(self, session: DeviceSession, presence: wire.Presence) -> None:
         """Store the device's identity and what its agent can read, if the presence message has them."""
         if presence.online:
-            name = session.device if presence.name is UNSET else wire.readable(presence.name)
-            session.identity = Identity(session.device, name or session.device, self.known_by)
+            name = "" if presence.name is UNSET else wire.readable(presence.name)
             session.agent = wire.readable(presence.agent)
+            session.identity = self.devices.identity(session.device, name)
+            self.devices.note_seen(session.device, name, session.agent)
             session.reads = ONLY_THE_MINIMUM if presence.reads is UNSET else presence.reads
 
     def note_ready(self, session: DeviceSession, ready: wire.Ready) -> None:
@@ -119,6 +121,14 @@ class Joining:
         self.rejected.say(logging.WARNING, session.device, line)
         self._drop(session)
         self._enrol(session)
+
+    def note_changed(self, gone: Collection[str]) -> None:
+        """Drop the devices that may no longer connect, and use the present names of all others."""
+        for session in list(self.sessions.values()):
+            session.identity = self.devices.identity(session.device, session.identity.name)
+            if session.device in gone:
+                session.online = False
+                self._drop(session)
 
     def note_throttled(self, device: str, throttled: bool) -> None:
         """Drop a device whose throttling begins, or enrol it again when throttling ends."""

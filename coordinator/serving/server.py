@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 import fleetune.protocols.wire.messages as wire
+from fleetune.coordinator.broker.known_devices import KnownDevices
 from fleetune.coordinator.rounds.events import ClockSet, Paused, Tick
 from fleetune.coordinator.run.observers import Observers
 from fleetune.coordinator.run.run_clock import RunClock
@@ -24,7 +25,6 @@ from fleetune.coordinator.serving.finish_announcement import FinishAnnouncement
 from fleetune.coordinator.serving.serving_parts import ServingParts
 from fleetune.coordinator.store.broker_outage import write_outage
 from fleetune.coordinator.store.troubles import forget_troubles
-from fleetune.protocols.wire.identity import KnownBy
 from fleetune.protocols.wire.transport import EventSink, Transport
 from fleetune.protocols.wire.transport.backlog import Backlog
 
@@ -47,7 +47,7 @@ class Server:
         timer: a monotonic clock for transfers, in seconds.
         ahead_s: function that returns how many seconds the time of day is ahead of the run's clock.
         events: the queue of events, with a limit in bytes.
-        known_by: how the coordinator knows the devices of this broker.
+        devices: the identities of the broker's devices.
         parts: the parts that exchange messages with devices.
     """
 
@@ -59,7 +59,7 @@ class Server:
     timer: Callable[[], float] = time.monotonic
     ahead_s: Callable[[], float] = lambda: 0.0
     events: Backlog = field(default_factory=partial(Backlog, MAX_WAITING_BYTES))
-    known_by: KnownBy = "claim"
+    devices: KnownDevices = field(default_factory=KnownDevices)
 
     def __post_init__(self) -> None:
         self._queue = EventQueue(self.events, self.timer)
@@ -73,7 +73,7 @@ class Server:
             self.clock,
             self.timer,
             self._queue.timers,
-            self.known_by,
+            self.devices,
         )
 
     @property

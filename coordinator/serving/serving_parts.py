@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self
 
+from fleetune.coordinator.broker.known_devices import KnownDevices
 from fleetune.coordinator.run.observers import Observers
 from fleetune.coordinator.run.run_events import Notice
 from fleetune.coordinator.run.stored_run import Run
@@ -18,7 +19,6 @@ from fleetune.coordinator.serving.rejected_messages import RejectedMessages
 from fleetune.coordinator.serving.requested_files import RequestedFiles
 from fleetune.coordinator.serving.task_exchange import TaskExchange
 from fleetune.coordinator.serving.transfers import Transfers
-from fleetune.protocols.wire.identity import KnownBy
 from fleetune.protocols.wire.transport import Transport
 
 
@@ -57,7 +57,7 @@ class ServingParts:
         clock: Callable[[], float],
         timer: Callable[[], float],
         timers: Timers,
-        known_by: KnownBy = "claim",
+        devices: KnownDevices | None = None,
     ) -> Self:
         """Return the parts that serve one run.
 
@@ -70,14 +70,14 @@ class ServingParts:
             clock: the run's clock, in seconds.
             timer: a monotonic clock for transfers, in seconds.
             timers: the time of each session's next timer.
-            known_by: how the coordinator knows the devices of this broker.
+            devices: the identities of the broker's devices.
         """
         controller = run.controller
         batch, sessions, budget = EventBatch(), DeviceSessions(), message_buckets()
         rejected = RejectedMessages(controller.count_refused, timer, sessions.identity)
         transfers = Transfers(transport, fleet, batch, timers, sessions, budget)
         exchange = TaskExchange(run, sessions, transfers, rejected, observers, batch, clock, timer)
-        joining = Joining(run, sessions, exchange, rejected, known_by)
+        joining = Joining(run, sessions, exchange, rejected, devices or KnownDevices())
         bundles = BundleServer(run, put, lambda line: observers.tell(Notice(line)))
         files = RequestedFiles(run, sessions, exchange, bundles)
         admission = Admission(controller, sessions, budget, timer, joining.note_throttled, joining.forget)

@@ -138,7 +138,7 @@ def _logs_in(broker: Broker, fleet: str, device: str) -> Iterator[CheckResult]:
 
 
 def _connection(broker: Broker, fleet: str, device: str) -> ProbeConnection:
-    client_id, topic = topics.probe(fleet, device, joined=broker.has_own_ids)
+    client_id, topic = topics.probe(fleet, device, joined=broker.joined)
     return ProbeConnection(broker.second, client_id, topic, time.monotonic, PATIENCE_S)
 
 

@@ -109,7 +109,7 @@ class ChannelRights:
             "allow that in the broker's access rules, as"
             f" `edge-coordinator broker-config --fleet {self.fleet}` writes them"
         )
-        if self.user in (None, topics.JOIN_USER, self.name):
+        if self.user in (None, self.name):
             return allow
         return f"give --device {self.user} if each user may reach the device of its name only, or {allow}"
 
@@ -133,9 +133,9 @@ class _Tester(ProbeConnection):
     """A connection that sends pings."""
 
     def __init__(self, broker: Broker, fleet: str, device: str, protocol: MQTTProtocolVersion) -> None:
-        client_id, topic = topics.probe(fleet, device, joined=broker.has_own_ids)
+        client_id, topic = topics.probe(fleet, device, joined=broker.joined)
         super().__init__(broker.second, client_id, topic, time.monotonic, _CONNECT_S, protocol)
-        self._fleet, self._name = fleet, topics.probe_name(device, joined=broker.has_own_ids)
+        self._fleet, self._name = fleet, topics.probe_name(device, joined=broker.joined)
         self._client.on_publish = lambda _client, _data, message, reason, _properties: self.events.put(
             _Acknowledged(message, reason.is_failure)  # type: ignore[arg-type]
         )

@@ -166,7 +166,7 @@ def measure_link(
         clock: monotonic seconds.
         patience_s: most seconds of one message.
     """
-    (client_id, topic), found = topics.probe(fleet, device, joined=broker.has_own_ids), LinkSpeed()
+    (client_id, topic), found = topics.probe(fleet, device, joined=broker.joined), LinkSpeed()
     try:
         with closing(ProbeConnection(broker.second, client_id, topic, clock, patience_s)) as line:
             line.open()

@@ -12,7 +12,7 @@ from msgspec import Meta, Struct
 from fleetune.protocols.bounds import FleetName
 from fleetune.protocols.errors import SettingError
 
-KnownBy = Literal["claim", "login"]
+KnownBy = Literal["claim", "login", "certificate", "secret"]
 MAX_NAME = 64
 DisplayName = Annotated[str, Meta(min_length=1, max_length=MAX_NAME)]
 
@@ -30,8 +30,9 @@ class Identity(Struct, frozen=True):
     Attributes:
         id: stable id. It is part of topics, client ids, stored rows and the keys of random draws.
         name: label for people. The owner may change it, and two devices may have the same one.
-        known_by: how the coordinator knows the id. "login": the broker lets only the device's own login use
-            the device's topics. "claim": the device has claimed the id without proof.
+        known_by: how the coordinator knows the id. "certificate" or "secret": the device got it when it
+            joined the fleet. "login": the broker lets only the device's own login use the device's topics.
+            "claim": the device has claimed the id without proof.
     """
 
     id: FleetName

@@ -16,7 +16,7 @@ Channel = Literal["state", "up", "update", "down", "task", "probe"]
 FROM_DEVICE: tuple[Channel, ...] = ("state", "up", "update")
 TO_DEVICE: tuple[Channel, ...] = ("down", "task")
 
-JOIN_USER, COORDINATOR_USER = "join", "coordinator"  # user names on an embedded broker with passwords
+COORDINATOR_USER = "coordinator"  # on brokers whose users have rights
 ROOT = "fleetune/v1"
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 # the role marks a second connection, see `client_id`
@@ -63,6 +63,11 @@ def client_id(fleet: str, device: str, role: str = "", *, joined: bool) -> str:
     if joined:
         return f"{device}~{role}" if role else device
     return "-".join(filter(None, (fleet, device, role)))
+
+
+def coordinator_id(fleet: str, nonce: str = "") -> str:
+    """Return the client id of a coordinator's connection. No device can have it, because of the `~`."""
+    return f"coordinator~{'-'.join(filter(None, (fleet, nonce)))}"
 
 
 def probe(fleet: str, device: str, *, joined: bool) -> tuple[str, str]:

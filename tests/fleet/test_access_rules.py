@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import pytest
-from tests.edge_agent.doctor.test_doctor import mosquitto_at, needs_mosquitto
 from tests.helpers.fleet_processes import Fleet, assert_equal, expected, run_toml
+from tests.helpers.own_mosquitto import mosquitto_at, needs_mosquitto
 from tests.helpers.ports import free_port
 from tests.protocols.wire.test_transport import is_connected, wait_for
 from typer.testing import CliRunner

@@ -34,7 +34,7 @@ from paho.mqtt.reasoncodes import ReasonCode
 from fleetune.protocols.errors import RefusalReason, SettingError, TransportError
 from fleetune.protocols.input_files import open_input
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.wire.topics import JOIN_USER, PROBE
+from fleetune.protocols.wire.topics import PROBE
 from fleetune.protocols.wire.transport import Connected, Disconnected, EventSink, Qos, Received, Will
 from fleetune.protocols.wire.transport.tls import (
     CLOCK_BEHIND,
@@ -66,8 +66,9 @@ class Broker(Struct, frozen=True, forbid_unknown_fields=True):
         ca: PEM file of the authority that signed the broker's certificate; None for the system's authorities.
         cert, key: PEM files with this client's certificate and key, for brokers that require them. `cert`
             may hold both.
-        joined: True for the broker of a fleet that this device has joined. `ca` is then the authority of that
-            fleet, which signs for its coordinator only, so the broker's address is not checked.
+        joined: True for the broker of a fleet that this device has joined. It serves only this fleet, so a
+            device's client id is its name. `ca` is the authority of the fleet, which signs for its
+            coordinator only, so the broker's address is not checked.
         probe_cert: as `cert`, for the second connection of a device that has joined.
         keepalive_s: seconds of silence after which a connection is probed; it is closed if no answer comes
             within the same time again.
@@ -89,11 +90,6 @@ class Broker(Struct, frozen=True, forbid_unknown_fields=True):
     def place(self) -> str:
         """`host:port`; brackets enclose an IPv6 address."""
         return f"{in_url(self.host)}:{self.port}"
-
-    @property
-    def has_own_ids(self) -> bool:
-        """True if the broker serves one fleet, and a device's client id is its name."""
-        return self.joined or self.username == JOIN_USER
 
     @property
     def second(self) -> "Broker":

@@ -12,21 +12,16 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.helpers.fleet_processes import wait_until
 from tests.helpers.places import ROOT
-from tests.helpers.ports import free_port
-from tests.protocols.wire.test_transport import (  # noqa: F401 - certificate is a fixture
-    KINDS,
-    certificate,
-    is_connected,
-    is_disconnected,
-    wait_for,
-)
+from tests.helpers.registered_fleet import RegisteredFleet
+from tests.protocols.wire.test_transport import KINDS, is_connected, wait_for
+from typer.testing import CliRunner
 
 from fleetune.coordinator.broker import embedded_broker as module
-from fleetune.coordinator.broker.credentials import Credentials
-from fleetune.coordinator.broker.embedded_broker import Access, EmbeddedBroker
+from fleetune.coordinator.broker.embedded_broker import EmbeddedBroker
+from fleetune.coordinator.cli import app
 from fleetune.protocols.errors import TransportError
-from fleetune.protocols.wire import topics
 from fleetune.protocols.wire.transport.mqtt import Broker, MqttTransport
 
 
@@ -63,16 +58,10 @@ def test_a_broker_that_is_not_installed_is_one_line(tmp_path, monkeypatch):
         assert broker.which == "amqtt"
 
 
-def test_half_a_certificate_is_one_line(tmp_path):
-    with pytest.raises(TransportError, match="both"):
-        EmbeddedBroker.start(tmp_path, cert=tmp_path / "cert.pem")
-
-
 PARENT = """
 import sys, time
 from pathlib import Path
-from fleetune.coordinator.broker.credentials import Credentials
-from fleetune.coordinator.broker.embedded_broker import Access, EmbeddedBroker
+from fleetune.coordinator.broker.embedded_broker import EmbeddedBroker
 broker = EmbeddedBroker.start(Path(sys.argv[1]), which=sys.argv[2])
 print(broker.pid, flush=True)
 time.sleep(60)
@@ -102,25 +91,6 @@ def is_alive(pid):
         return False
 
 
-def test_a_password_keeps_others_out(kind, tmp_path):
-    access = Access("f", Credentials("join-secret", "right"))
-    with EmbeddedBroker.start(tmp_path, which=kind, port=free_port(), access=access) as broker:
-        for password, wanted in (
-            ("right", is_connected),
-            ("wrong", is_disconnected),
-            (None, is_disconnected),
-        ):
-            events = queue.SimpleQueue()
-            who = Broker("127.0.0.1", broker.port, password and topics.COORDINATOR_USER, password)
-            client = MqttTransport(who, "c", subscriptions=[], events=events)
-            client.connect()
-            event = wait_for(events, lambda _: True)
-            client.close()
-            assert wanted(event)
-            if is_disconnected(event):
-                assert "check user and password" in event.reason
-
-
 as_root = pytest.mark.skipif(
     sys.platform == "win32"
     or os.geteuid() != 0
@@ -135,43 +105,35 @@ def user_of(pid):
     return {pwd.getpwuid(int(one)).pw_name for one in users}
 
 
-def refused_or_connected(broker, password, ca):
-    events = queue.SimpleQueue()
-    who = Broker("127.0.0.1", broker.port, topics.COORDINATOR_USER, password, tls=True, ca=str(ca))
-    client = MqttTransport(who, "c", subscriptions=[], events=events)
-    client.connect()
-    event = wait_for(events, lambda _: True)
-    client.close()
-    return event
-
-
 @as_root
 @pytest.mark.parametrize("user", [None, "nobody"])
 def test_roots_mosquitto_has_a_user_of_its_own_and_reads_its_files_also_after_a_reload(
-    user,
-    tmp_path,
-    monkeypatch,
-    certificate,  # noqa: F811
+    user, tmp_path, monkeypatch
 ):
     if user:
         monkeypatch.setattr(module, "mosquitto_user", lambda: user)
-    folder = tmp_path / "run" / "broker"
-    access, (cert, key) = Access("f", Credentials("join-secret", "right")), certificate
-    with EmbeddedBroker.start(folder, which="mosquitto", access=access, cert=cert, key=key) as broker:
+    fleet = RegisteredFleet(tmp_path)
+    with fleet.start() as broker:
         assert user_of(broker.pid) == {user or module.mosquitto_user()} != {"root"}
-        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-        [place] = [one for one in module._SHARED.glob("fleetune-broker-*") if one == broker._place]
+        assert stat.S_IMODE(broker.log.parent.stat().st_mode) == 0o700
+        place = broker._place
+        assert place.parent == module._SHARED
         assert {stat.S_IMODE(one.stat().st_mode) for one in place.iterdir()} == {0o600}
-        assert is_connected(refused_or_connected(broker, "right", cert))
-        Access("f", Credentials("join-secret", "new")).write(place)
-        os.kill(broker.pid, signal.SIGHUP)
-        give_up_at = time.monotonic() + 20
-        while not is_connected(refused_or_connected(broker, "new", cert)):  # until it has read them again
-            assert time.monotonic() < give_up_at
-        assert is_disconnected(refused_or_connected(broker, "right", cert))
+        login, _ = fleet.with_secret("new")
+        broker.reload()
+        wait_until(lambda: can_connect(login), "it has read them again")
         assert broker.running
         assert "Unable" not in broker.log.read_text()
     assert not place.exists()
+
+
+def can_connect(login):
+    events = queue.SimpleQueue()
+    client = MqttTransport(login, "c", subscriptions=[], events=events)
+    client.connect()
+    event = wait_for(events, lambda _: True)
+    client.close()
+    return is_connected(event)
 
 
 @as_root
@@ -183,3 +145,51 @@ def test_a_folder_that_a_killed_coordinator_left_is_taken_over(tmp_path):
     with EmbeddedBroker.start(tmp_path, which="mosquitto") as second:
         assert second._place == first._place
     assert not first._place.exists()
+
+
+def has_ipv6():
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6 loopback")
+def test_clients_connect_by_ipv6(kind, tmp_path):
+    with EmbeddedBroker.start(tmp_path, which=kind, bind="::") as broker:
+        assert broker.host == "::1"
+        for host in ("::1", "127.0.0.1"):
+            assert can_connect(Broker(host, broker.port))
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6 loopback")
+def test_a_port_in_use_and_an_address_of_another_machine_are_one_line():
+    with socket.create_server(("::1", 0), family=socket.AF_INET6) as server:
+        port = server.getsockname()[1]
+        for bind in ("::1", "::"):
+            for first in (port, port - 2):  # of three
+                with pytest.raises(TransportError, match=rf"\[{bind}\]:{port}: .*in use"):
+                    module.claim_ports(bind, first, 3)
+    with pytest.raises(TransportError, match=r"\[2001:db8::1\]:0: "):
+        module.claim_ports("2001:db8::1", 0)
+
+
+def test_free_ports_are_next_to_each_other():
+    first = module.claim_ports("127.0.0.1", 0, 3)
+    assert module.claim_ports("127.0.0.1", first, 3) == first
+
+
+def test_beyond_the_loopback_only_mosquitto_serves_and_nothing_is_written_without_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(module.shutil, "which", lambda *_, **__: None)
+    (tmp_path / "run.toml").write_text(
+        '[run]\nname = "new"\n[model]\nname = "mlp"\ninput_shape = [1, 8, 8]\nnum_classes = 10\n'
+        '[method]\nname = "fedspu"\n'
+    )
+    runs = ["--runs", str(tmp_path / "runs")]
+    for command in (["serve", str(tmp_path / "run.toml"), *runs], ["service", str(tmp_path)]):
+        done = CliRunner().invoke(app, [*command, "--bind", "0.0.0.0"])
+        assert done.exit_code == 2
+        assert len(done.output.splitlines()) == 1
+        assert "apt install mosquitto" in done.output
+    assert [one.name for one in tmp_path.iterdir()] == ["run.toml"]

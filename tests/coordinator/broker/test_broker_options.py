@@ -7,6 +7,7 @@ from typer.testing import CliRunner
 
 from fleetune.coordinator.broker.broker_options import broker_at, origin_of
 from fleetune.coordinator.cli import app
+from fleetune.edge_agent.cli import app as agent
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.wire.transport.mqtt import Broker
 
@@ -54,11 +55,30 @@ def test_the_commands_refuse_bind_beside_the_variable_in_one_line(tmp_path):
 
 def test_the_first_line_says_which_broker_and_why(tmp_path, capsys):
     given = Broker("edge", 1884, "me", "secret")
-    with broker_at(given, tmp_path, "f", bind="127.0.0.1", port=0, origin="from --broker"):
-        pass
+    with broker_at(given, tmp_path, "f", bind="127.0.0.1", port=0, origin="from --broker") as (
+        where,
+        devices,
+    ):
+        assert (where, devices.identity("a", "").known_by) == (given, "claim")
     assert capsys.readouterr().out == "broker: mqtt://edge:1884, from --broker\n"
-    with broker_at(None, tmp_path / "run", "f", bind="0.0.0.0", port=0) as where:
+    with broker_at(None, tmp_path / "run", "f", bind="::1", port=0) as (where, _):
         first = capsys.readouterr().out.splitlines()[0]
         socket.create_connection((where.host, where.port), timeout=5).close()
     assert first.startswith("broker: embedded ")
-    assert first.endswith(f", listens on 0.0.0.0:{where.port}; no --broker or FLEETUNE_BROKER is given")
+    assert first.endswith(f", listens on [::1]:{where.port}; no --broker or FLEETUNE_BROKER is given")
+
+
+@pytest.mark.parametrize("program", [app, agent])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["mqtt://me:secret@h"],
+        ["serve", "run.toml", "mqtt://me:secret@h"],
+        ["run", "--fleet", "f", "--threads", "mqtt://me:secret@h"],
+        ["run", "--fleet", "f", "--broker", "h", "--data", "digits", "mqtt://me:secret@h"],
+    ],
+)
+def test_a_wrong_command_line_is_said_without_the_password(program, arguments):
+    result = CliRunner().invoke(program, arguments)
+    assert result.exit_code == 2
+    assert "secret" not in result.output

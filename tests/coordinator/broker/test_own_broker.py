@@ -3,11 +3,12 @@
 import shutil
 
 import pytest
-from tests.edge_agent.doctor.test_doctor import Authority, mosquitto_at, needs_mosquitto
+from tests.edge_agent.doctor.test_doctor import Authority
+from tests.helpers.own_mosquitto import mosquitto_at, needs_mosquitto
 from tests.helpers.ports import free_port
 from typer.testing import CliRunner
 
-from fleetune.coordinator.broker.own_broker import CONFIGURATION, RULES
+from fleetune.coordinator.broker.own_broker import OwnBroker
 from fleetune.coordinator.cli import app
 from fleetune.edge_agent.probes.channel_rights import find_channel_rights
 from fleetune.protocols.wire import topics
@@ -36,6 +37,24 @@ def test_printed_it_says_where_each_file_belongs_and_how_users_get_in():
     assert "chown mosquitto: /etc/mosquitto/fleetune.passwords" in done.output
 
 
+def test_files_for_emqx_say_that_they_are_not_tried(tmp_path):
+    files = ("--cert", "server.pem", "--key", "server.key", "--ca", "ca.pem")
+    done = broker_config("--for", "emqx", "--fleet", "one", "--out", tmp_path, *files)
+    assert done.exit_code == 0, done.output
+    assert "nobody has tried" in done.output
+    rules, settings = ((tmp_path / name).read_text() for name in ("fleetune.acl.conf", "fleetune.hocon"))
+    for text in (rules, settings):
+        assert "NOT TRIED" in text
+    assert '{allow, {username, "coordinator"}, all, ["fleetune/v1/one/#"]}.' in rules
+    assert '"fleetune/v1/one/${username}/update"' in rules
+    assert rules.rstrip().endswith("{deny, all}.")
+    assert "peer_cert_as_username = cn" in settings
+    assert f'path = "{tmp_path / "fleetune.acl.conf"}"' in settings
+    passwords = broker_config("--for", "emqx", "--fleet", "one").output
+    assert "backend = built_in_database" in passwords
+    assert "### /etc/emqx/emqx.conf" in passwords
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -62,8 +81,8 @@ def test_with_certificates_the_common_name_is_the_user(tmp_path):
     tls = ("--cert", cert, "--key", key, "--ca", ca)
     done = broker_config("--fleet", "f", "--out", tmp_path / "own", "--port", port, *tls)
     assert "common names of certificates: coordinator, and of each device its name" in done.output
-    assert (tmp_path / "own" / RULES).exists()
-    with mosquitto_at(tmp_path / "own" / CONFIGURATION, port):
+    assert (tmp_path / "own" / OwnBroker.rules_file).exists()
+    with mosquitto_at(tmp_path / "own" / OwnBroker.configuration_file, port):
         for name, may in (("pi", True), ("other", False)):
             cert, key = map(str, authority.issue(name))
             where = Broker("127.0.0.1", port, tls=True, ca=ca, cert=cert, key=key)

@@ -133,7 +133,7 @@ def test_what_is_not_tls_or_not_http_ends_the_connection_only(served):
             with contextlib.suppress(ConnectionResetError):
                 while one.recv(1000):
                     pass
-    assert served.server.poll() is None
+    assert served.server._process.poll() is None
 
 
 def test_old_tls_is_refused(served):

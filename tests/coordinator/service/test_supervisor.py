@@ -4,12 +4,14 @@ import os
 import signal
 import threading
 from contextlib import closing
+from itertools import pairwise
 
 import msgspec
 import pytest
 from tests.helpers.fleet_processes import run_toml, wait_until
 from typer.testing import CliRunner
 
+from fleetune.coordinator.broker.embedded_broker import claim_ports
 from fleetune.coordinator.cli import app
 from fleetune.coordinator.commands.commands import Pause, Start, Stop, apply
 from fleetune.coordinator.extensions.rollout import Rollout
@@ -18,7 +20,7 @@ from fleetune.coordinator.run.open_or_resume import open_run
 from fleetune.coordinator.run.stored_run import mark_finished
 from fleetune.coordinator.service import run_files
 from fleetune.coordinator.service.run_files import RunFiles
-from fleetune.coordinator.service.run_process import Launcher
+from fleetune.coordinator.service.run_process import PORTS, Launcher
 from fleetune.coordinator.service.service import OWN, RUNS, Service, folder_of, held, read_statuses
 from fleetune.coordinator.service.supervisor import LONGEST_RETRY_S, STEADY_S, Supervisor
 from fleetune.coordinator.store.run_folder import STATE
@@ -319,6 +321,17 @@ def test_each_fleet_keeps_its_port(tmp_path):
     first, second = launcher.port_of("a"), launcher.port_of("b")
     assert first != second
     assert Launcher(tmp_path / RUNS, tmp_path, port=0).port_of("a") == first
+
+
+def test_beyond_the_loopback_a_fleet_has_three_ports_also_if_an_older_file_left_no_room(tmp_path):
+    first = claim_ports("127.0.0.1", 0, 20)
+    (tmp_path / PORTS).write_text(f'{{"a": {first}, "b": {first + 1}, "c": {first + 9}}}')
+    launcher = Launcher(tmp_path / RUNS, tmp_path, bind="0.0.0.0", port=first)
+    ports = {fleet: launcher.port_of(fleet) for fleet in ("c", "a", "b", "d")}
+    assert (ports["c"], ports["b"]) == (first + 9, first + 1)
+    assert min(b - a for a, b in pairwise(sorted(ports.values()))) >= 3
+    assert {fleet: launcher.port_of(fleet) for fleet in ports} == ports
+    assert Launcher(tmp_path / RUNS, tmp_path, port=first).port_of("b") == first + 1
 
 
 def test_status_of_a_service_is_a_line_a_run(world):

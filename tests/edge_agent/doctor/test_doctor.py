@@ -7,12 +7,10 @@ import os
 import queue
 import shutil
 import signal
-import socket
 import ssl
 import subprocess
 import sys
 import tempfile
-import time
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -23,6 +21,7 @@ import numpy as np
 import pytest
 from tests.helpers import boards, card
 from tests.helpers.errors import raises
+from tests.helpers.own_mosquitto import mosquitto, needs_mosquitto, serving, tls_mosquitto
 from tests.helpers.places import ROOT
 from tests.helpers.ports import free_port
 from tests.protocols.wire.test_transport import is_connected, is_disconnected, wait_for
@@ -47,8 +46,6 @@ from fleetune.protocols.update import codec
 from fleetune.protocols.wire.payloads import Enrolment
 from fleetune.protocols.wire.transport.mqtt import Broker, MqttTransport, parse_broker
 
-MOSQUITTO = shutil.which("mosquitto", path=f"{os.environ['PATH']}:/usr/sbin")
-needs_mosquitto = pytest.mark.skipif(not MOSQUITTO, reason="mosquitto is not installed")
 needs_openssl = pytest.mark.skipif(not shutil.which("openssl"), reason="openssl is not installed")
 # Paho leaves the socket of a failed handshake to the garbage collector.
 leaves_sockets = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -261,48 +258,6 @@ def test_a_password_in_the_clear_is_pointed_out(monkeypatch):
     assert "mqtts://" in result.remedy
 
 
-@contextmanager
-def mosquitto(folder, *lines):
-    """A broker with these lines of mosquitto.conf; its port."""
-    folder.mkdir(parents=True, exist_ok=True)
-    port = free_port()
-    user = ["user root"] if os.geteuid() == 0 else []
-    (folder / "mosquitto.conf").write_text("\n".join([f"listener {port} 127.0.0.1", *user, *lines]) + "\n")
-    with serving([MOSQUITTO, "-c", folder / "mosquitto.conf"], folder / "log", port):
-        yield port
-
-
-@contextmanager
-def mosquitto_at(configuration, port):
-    """A broker with a configuration that is given, on the loopback."""
-    text = configuration.read_text().replace(f"listener {port}\n", f"listener {port} 127.0.0.1\n")
-    user = "user root\n" if os.geteuid() == 0 else ""
-    changed = configuration.with_suffix(".here")
-    changed.write_text(user + text)
-    with serving([MOSQUITTO, "-c", changed], configuration.with_suffix(".log"), port):
-        yield
-
-
-@contextmanager
-def serving(command, log, port):
-    """A process that listens at a port, until the block ends."""
-    with log.open("wb") as output:
-        process = subprocess.Popen(command, stderr=output, stdout=output)
-    try:
-        give_up_at = time.monotonic() + 20
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", port), 1).close()
-                break
-            except OSError:
-                assert time.monotonic() < give_up_at, log.read_text()
-                time.sleep(0.02)
-        yield
-    finally:
-        process.terminate()
-        process.wait(10)
-
-
 @pytest.fixture
 def passwords(tmp_path):
     path = tmp_path / "passwords"
@@ -456,8 +411,8 @@ def stranger(tmp_path_factory):
 
 
 def visit_tls(tmp_path, certificate, **settings):
-    with EmbeddedBroker.start(tmp_path / "broker", cert=certificate[0], key=certificate[1]) as broker:
-        return visit(port=broker.port, tls=True, **settings)
+    with tls_mosquitto(tmp_path / "broker", *certificate) as port:
+        return visit(port=port, tls=True, **settings)
 
 
 @needs_openssl

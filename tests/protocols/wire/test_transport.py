@@ -13,6 +13,7 @@ from urllib.parse import quote
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.helpers.own_mosquitto import needs_mosquitto, tls_mosquitto
 from tests.helpers.ports import free_port
 
 from fleetune.coordinator.broker.embedded_broker import EmbeddedBroker
@@ -277,17 +278,18 @@ def certificate(tmp_path_factory):
 
 # Paho leaves the socket of a failed handshake to the garbage collector.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_mqtt_speaks_tls_with_a_broker_it_can_trust(kind, tmp_path, connect, certificate):
+@needs_mosquitto
+def test_mqtt_speaks_tls_with_a_broker_it_can_trust(tmp_path, connect, certificate):
     cert, key = certificate
-    with EmbeddedBroker.start(tmp_path, which=kind, cert=cert, key=key) as broker:
-        trusting, events = connect(broker.port, "trusting", ["f/x"], tls=True, ca=str(cert))
+    with tls_mosquitto(tmp_path, cert, key) as port:
+        trusting, events = connect(port, "trusting", ["f/x"], tls=True, ca=str(cert))
         wait_for(events, is_connected)
         trusting.publish("f/x", b"1" * 100_000)
         assert wait_for(events, is_received).data == b"1" * 100_000
-        wary, events = connect(broker.port, "wary", tls=True)
+        wary, events = connect(port, "wary", tls=True)
         assert "not trusted" in wait_for(events, is_disconnected).reason
         wary.close()
-    plain, events = connect(broker.port, "x", tls=True)
+    plain, events = connect(port, "x", tls=True)
     assert "no program listens" in wait_for(events, is_disconnected).reason
     plain.close()
     gc.collect()

@@ -9,33 +9,29 @@ import pytest
 from tests.helpers.fleet_processes import wait_until
 from tests.protocols.wire.test_transport import KINDS
 
-from fleetune.coordinator.broker import restarted_broker as module
-from fleetune.coordinator.broker.credentials import Credentials
-from fleetune.coordinator.broker.embedded_broker import Access, EmbeddedBroker
-from fleetune.coordinator.broker.restarted_broker import FIRST_PAUSE_S, LONGEST_PAUSE_S, RestartedBroker
+from fleetune.coordinator.broker import restarted_child as module
+from fleetune.coordinator.broker.embedded_broker import EmbeddedBroker
+from fleetune.coordinator.broker.restarted_child import FIRST_PAUSE_S, LONGEST_PAUSE_S, RestartedChild
 from fleetune.protocols.errors import TransportError
-
-ACCESS = Access("f", Credentials("join-secret", "right"))
 
 
 @pytest.fixture(params=KINDS)
 def start(request, tmp_path):
-    return lambda port: EmbeddedBroker.start(tmp_path, which=request.param, port=port, access=ACCESS)
+    return lambda port: EmbeddedBroker.start(tmp_path, which=request.param, port=port)
 
 
 def replaced(kept, broker):
-    return lambda: kept.broker is not broker and kept.broker.running
+    return lambda: kept.child is not broker and kept.child.running
 
 
-def test_a_killed_broker_is_back_on_its_port_with_its_access_rules(start, caplog):
-    with closing(RestartedBroker(start, 0)) as kept:
+def test_a_killed_broker_is_back_on_its_port(start, caplog):
+    with closing(RestartedChild("embedded broker", start, 0)) as kept:
         for _ in range(2):
-            first = kept.broker
+            first = kept.child
             os.kill(first.pid, signal.SIGKILL)
             wait_until(replaced(kept, first), "it is restarted")
-            assert (kept.broker.port, kept.broker.which) == (first.port, first.which)
-            assert ACCESS.write(kept.broker.log.parent)[0].exists()
-        last = kept.broker
+            assert (kept.child.port, kept.child.which) == (first.port, first.which)
+        last = kept.child
     assert not last.running
     assert "exit code -9; restarting it" in caplog.text
 
@@ -47,14 +43,14 @@ def test_a_port_that_was_taken_meanwhile_costs_one_line_and_it_goes_on_trying(st
         """Take the port before the first restart; free it before the fifth."""
         pauses.append(failures)
         if len(pauses) == 1:
-            taken.append(socket.create_server(("127.0.0.1", kept.broker.port)))
+            taken.append(socket.create_server(("127.0.0.1", kept.child.port)))
         if len(pauses) == 5:
             taken.pop().close()
         return 0.0
 
     monkeypatch.setattr(module, "_pause_s", pause)
-    with closing(RestartedBroker(start, 0)) as kept:
-        first = kept.broker
+    with closing(RestartedChild("embedded broker", start, 0)) as kept:
+        first = kept.child
         os.kill(first.pid, signal.SIGKILL)
         wait_until(replaced(kept, first), "it is restarted")
     assert pauses == [0, 1, 2, 3, 4]
@@ -72,18 +68,18 @@ def test_pauses_double_up_to_a_limit():
 
 def test_closed_in_the_midst_of_a_pause_it_starts_no_other(start, monkeypatch):
     monkeypatch.setattr(module, "_pause_s", lambda _: 3600.0)
-    kept = RestartedBroker(start, 0)
-    os.kill(kept.broker.pid, signal.SIGKILL)
-    wait_until(lambda: not kept.broker.running, "it is dead")
+    kept = RestartedChild("embedded broker", start, 0)
+    os.kill(kept.child.pid, signal.SIGKILL)
+    wait_until(lambda: not kept.child.running, "it is dead")
     kept.close()
     assert not kept._thread.is_alive()
 
 
 def test_a_first_broker_that_does_not_start_is_an_error(start):
     with socket.create_server(("127.0.0.1", 0)) as server, pytest.raises(TransportError, match="in use"):
-        RestartedBroker(start, server.getsockname()[1])
+        RestartedChild("embedded broker", start, server.getsockname()[1])
 
 
 def test_ctrl_c_in_a_terminal_does_not_reach_the_broker(start):
-    with closing(RestartedBroker(start, 0)) as kept:
-        assert os.getpgid(kept.broker.pid) != os.getpgrp()
+    with closing(RestartedChild("embedded broker", start, 0)) as kept:
+        assert os.getpgid(kept.child.pid) != os.getpgrp()

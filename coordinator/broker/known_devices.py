@@ -1,0 +1,43 @@
+"""Identities of a broker's devices, and the events by which the broker's side reports to the coordinator."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from fleetune.coordinator.broker.broker_log import Refused
+from fleetune.protocols.wire.identity import Identity, KnownBy
+
+
+@dataclass(frozen=True)
+class DevicesChanged:
+    """Event: devices joined the fleet, were renamed, or left it; `gone` may no longer connect."""
+
+    gone: frozenset[str]
+
+
+@dataclass(frozen=True)
+class BrokerRefused:
+    """Event: what the broker has refused since the last such event, with the number of times."""
+
+    counts: dict[Refused, int]
+
+
+@dataclass
+class KnownDevices:
+    """The devices of a broker whose users the coordinator cannot look up.
+
+    Attributes:
+        known_by: how the coordinator knows all devices of this broker.
+    """
+
+    known_by: KnownBy = "claim"
+
+    def identity(self, device: str, name: str) -> Identity:
+        """Return the identity of a device that introduced itself with this name, or with ""."""
+        return Identity(device, name or device, self.known_by)
+
+    def note_seen(self, device: str, name: str, agent: str) -> None:
+        """Store that a device is connected, with the name and the program that it reports."""
+
+    def report_to(self, put: Callable[[Any], None]) -> None:
+        """Send events to the coordinator's queue from now on."""
