@@ -7,13 +7,16 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 
 from fleetune.protocols import disk
 from fleetune.protocols.errors import StoreError
+
+if sys.platform != "win32":
+    import fcntl
 
 _T = TypeVar("_T")
 FileMark = tuple[int, int, int]
@@ -107,6 +110,15 @@ def keep_private(folder: Path) -> None:
         if sys.platform != "win32" and found.st_uid == os.geteuid() and found.st_mode & 0o077:
             folder.chmod(disk.PRIVATE_FOLDER)
             log.info("%s was open to other users; only its owner can access it now", folder)
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold a lock file during this context; other processes that want it wait. Raises OSError."""
+    with disk.open_private(path) as lock:
+        if sys.platform != "win32":
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def make_private_file(path: Path) -> None:

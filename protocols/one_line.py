@@ -1,6 +1,7 @@
 """Error output of all programs: a user's mistake is one stderr line and exit code 2, a fault one log line."""
 
 import difflib
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -17,6 +18,11 @@ def without_url(text: str) -> str:
     """Return `text` without what follows `://`, for messages, because a URL may contain a password."""
     head, mark, _ = text.partition("://")
     return f"{head}{mark}..." if mark else text
+
+
+def mentions(text: str, name: str) -> bool:
+    """True if a text contains a name as a whole word."""
+    return re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", text) is not None
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:

@@ -13,6 +13,7 @@ from fleetune.coordinator.cli import (
     report_commands,
     service_commands,
 )
+from fleetune.coordinator.cli.forget_command import forget
 from fleetune.coordinator.cli.serve_command import serve
 from fleetune.protocols.command_group import Commands
 from fleetune.protocols.systemd.logs import set_up_logging
@@ -45,6 +46,7 @@ for command in (
     control_commands.resume,
     control_commands.stop,
     control_commands.start,
+    forget,
     report_commands.report,
     report_commands.devices,
     report_commands.explain,

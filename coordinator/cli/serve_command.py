@@ -76,9 +76,11 @@ def serve(
 
             # this import takes a while, during which the answer arrives
             from fleetune.coordinator.run.open_or_resume import open_run
+            from fleetune.coordinator.run.stored_run import note_fleet
 
             detector.wait()
             run = open_run(settings, folder, fresh=fresh, find=find_model_in_child)
+            note_fleet(run.store, fleet)
             if SUPERVISED not in os.environ:  # a service has looked at the control file itself
                 withdraw_stop(folder)
             with (

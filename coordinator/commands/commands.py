@@ -30,7 +30,15 @@ class Start(Struct, frozen=True, tag_field="command", tag="start"):
     """Command: withdraw `Stop`, so that a service starts the run again."""
 
 
-Command = Pause | Resume | Stop | Start
+class Forget(Struct, frozen=True, tag_field="command", tag="forget"):
+    """Command: remove a device from the run. A coordinator that serves the run does it at once, between two
+    steps of the run; otherwise it is done when the run is opened next.
+    """
+
+    device: str
+
+
+Command = Pause | Resume | Stop | Start | Forget
 
 
 def apply(command: Command, folder: Path) -> str:
@@ -59,7 +67,20 @@ def with_command(control: Control, command: Command) -> Control:
             return replace(control, stopped=True)
         case Start():
             return replace(control, stopped=False)
+        case Forget(device):
+            return replace(control, forget=tuple(sorted({*control.forget, device})))
     assert_never(command)
+
+
+def withdraw_forget(folder: Path, device: str) -> None:
+    """Withdraw `Forget`, because the device was removed.
+
+    Raises:
+        StoreError: the control file cannot be read or written.
+    """
+    control = read_control(folder)
+    if device in control.forget:
+        write_control(folder, replace(control, forget=tuple(one for one in control.forget if one != device)))
 
 
 def withdraw_stop(folder: Path) -> None:

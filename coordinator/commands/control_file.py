@@ -21,10 +21,12 @@ class Control(Struct, frozen=True, omit_defaults=True):
         paused: True if no new round opens.
         stopped: True if the coordinator stops serving the run. A service does not start the run again until
             this is withdrawn.
+        forget: ids of devices to remove from the run, as soon as no process serves it.
     """
 
     paused: bool = False
     stopped: bool = False
+    forget: tuple[str, ...] = ()
 
 
 def read_control(folder: Path) -> Control:
@@ -41,7 +43,9 @@ def read_control(folder: Path) -> Control:
     except OSError as problem:
         raise StoreError(f"cannot read {path}: {problem.strerror}") from None
     except msgspec.MsgspecError:
-        raise StoreError(f"{path} is damaged: delete it to clear pending pause and stop requests") from None
+        raise StoreError(
+            f"{path} is damaged: delete it to clear pending requests to pause, stop or forget"
+        ) from None
 
 
 def write_control(folder: Path, control: Control) -> None:

@@ -24,9 +24,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from fleetune.coordinator.fleet.fleet_folder import FleetFolder
-from fleetune.protocols import disk
 from fleetune.protocols.errors import PacketCorrupt, StoreError
-from fleetune.protocols.files import make_folder, remove, write_atomically
+from fleetune.protocols.files import locked, make_folder, remove, write_atomically
 from fleetune.protocols.wire.join_exchange import fingerprint_of
 from fleetune.protocols.wire.topics import PROBE
 
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     Extension = tuple[x509.ExtensionType, bool]  # and whether it is critical
 
 if sys.platform != "win32":
-    import fcntl
+    pass
 
 DAY_S = 86_400
 AUTHORITY_DAYS, SERVER_DAYS, DEVICE_DAYS = 3650, 90, 365
@@ -271,9 +270,7 @@ class Authority:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Let no other process change the authority's files during this context."""
-        with disk.open_private(self.folder.path / "lock") as lock:
-            if sys.platform != "win32":
-                fcntl.flock(lock, fcntl.LOCK_EX)
+        with locked(self.folder.path / "lock"):
             yield
 
 

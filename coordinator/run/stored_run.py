@@ -26,6 +26,7 @@ from fleetune.protocols.wire.transfer import Payload
 
 # names in the store, written once the bundle is made and once the run is over
 BUNDLE, FINISHED = "bundle", "finished"
+FLEET = "fleet"  # name in the store of the fleet that was served last
 SOURCES = "sources"  # name in the store of `user_sources` at the start of the run
 
 
@@ -86,6 +87,19 @@ def stored_run(folder: Path) -> Iterator[Stored]:
         if stored is None or payload is None:
             raise SettingError(f"{folder} holds no run that began")
         yield Stored(stored_settings(stored, folder), read_enrolment(payload, folder), payload, store)
+
+
+def fleet_of(store: RunStore, settings: RunSettings) -> str:
+    """Return the name of the fleet that trains a run."""
+    served = store.get(FLEET)
+    return settings.run.fleet or settings.run.name if served is None else served.decode()
+
+
+def note_fleet(store: RunStore, fleet: str) -> None:
+    """Store the name of the fleet that is served. Raises StoreError."""
+    if store.get(FLEET) != fleet.encode():
+        with store.step():
+            store.put(FLEET, fleet.encode())
 
 
 @contextmanager

@@ -181,6 +181,12 @@ class RunStore:
         """Delete the row of a device."""
         self._connection.execute(f"DELETE FROM {table} WHERE device = ?", (device,))  # noqa: S608
 
+    def knows(self, device: str) -> bool:
+        """True if a row belongs to this device."""
+        tables = ("member", "traffic", "reply", "task", "device_round", "held")
+        queries = (f"SELECT 1 FROM {table} WHERE device = ? LIMIT 1" for table in tables)  # noqa: S608
+        return any(self._rows(query, device) for query in queries)
+
     def drop_device(self, device: str) -> dict[str, int]:
         """Delete a device's rows and its name in records of rounds; return the number of each.
 

@@ -1,10 +1,9 @@
 """Stores the present problems of a run, for `edge-coordinator status`."""
 
-import re
-
 import msgspec
 
 from fleetune.coordinator.store.run_store import RunStore
+from fleetune.protocols.one_line import mentions
 
 TROUBLES = "troubles"
 
@@ -27,13 +26,8 @@ def note_trouble(store: RunStore, about: str, line: str | None) -> None:
 def forget_troubles_of(store: RunStore, device: str) -> None:
     """Delete the problems that name a device. Raises StoreError."""
     for about, line in read_troubles(store).items():
-        if names(f"{about} {line}", device):
+        if mentions(f"{about} {line}", device):
             note_trouble(store, about, None)
-
-
-def names(text: str, device: str) -> bool:
-    """True if a text contains a device's id as a whole word."""
-    return re.search(rf"(?<![\w.-]){re.escape(device)}(?![\w-])", text) is not None
 
 
 def forget_troubles(store: RunStore) -> None:

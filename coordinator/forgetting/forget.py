@@ -1,0 +1,158 @@
+"""Requests the removal of a device from all runs of its fleet, and completes it."""
+
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from fleetune.coordinator.commands.commands import Forget, with_command
+from fleetune.coordinator.commands.control_file import read_control, write_control
+from fleetune.coordinator.fleet.fleet_folder import FLEETS, FleetFolder
+from fleetune.coordinator.fleet.registry import Registry
+from fleetune.coordinator.forgetting.forget_in_run import do_requests, new_receipt, remove_from_registry
+from fleetune.coordinator.forgetting.receipt import (
+    Receipt,
+    begin_receipt,
+    change_receipt,
+    read_receipt,
+    receipt_path,
+)
+from fleetune.coordinator.run.stored_run import fleet_of, stored_run
+from fleetune.coordinator.store.folder_lock import is_claimed
+from fleetune.coordinator.store.run_folder import STATE
+from fleetune.protocols.errors import SettingError, StoreError
+
+PATIENCE_S = 60.0  # longer than a coordinator needs to end a step and to write its store anew
+_LOOK_EVERY_S = 0.2
+
+
+class Known(NamedTuple):
+    """A device that a fleet knows.
+
+    Attributes:
+        device, name, fleet: its id and name, and its fleet.
+        runs: folders of the fleet's runs.
+    """
+
+    device: str
+    name: str
+    fleet: str
+    runs: tuple[Path, ...]
+
+
+def forget(asked: str, runs: Path, fleet: str | None = None) -> tuple[Receipt, Path]:
+    """Remove a device from its fleet's registry and from all runs of the fleet.
+
+    A run that a coordinator serves is changed by that coordinator. The removal may be interrupted at any
+    moment; the same command completes it, and so does the next coordinator that serves the run.
+
+    Args:
+        asked: the device's id, or its name in the registry.
+        runs: the folder of runs.
+        fleet: name of the fleet; needed if several fleets know the device.
+
+    Returns:
+        The receipt and its file. Of a device that was forgotten before, it is the receipt of then.
+
+    Raises:
+        SettingError: no fleet knows the device, or several do.
+        FleetuneError: a run cannot be changed now; the request stays and is done when the run is served next.
+    """
+    found = _find(asked, runs, fleet)
+    if isinstance(found, Path):
+        receipt = read_receipt(found)
+        assert receipt is not None, "it was just found"
+        return receipt, found
+    path = receipt_path(found.device, found.fleet, runs)
+    begin_receipt(path, new_receipt(found.device, found.name, found.fleet, time.time()))
+    _revoke(found, runs)
+    for folder in found.runs:
+        write_control(folder, with_command(read_control(folder), Forget(found.device)))
+    for folder in found.runs:
+        _complete(folder, found.device)
+    remove_from_registry(found.device, found.fleet, runs, path)
+    return change_receipt(path, lambda one: replace(one, finished_at=time.time())), path
+
+
+def _complete(folder: Path, device: str) -> None:
+    """Return when a run does not know the device any more."""
+    give_up_at = time.monotonic() + PATIENCE_S
+    while device in read_control(folder).forget:
+        if not is_claimed(folder):
+            do_requests(folder, time.time())
+        elif time.monotonic() > give_up_at:
+            raise StoreError(
+                f"{folder}: its coordinator has not removed {device} within {PATIENCE_S:g} s; it will, and"
+                " the same command then completes the receipt"
+            )
+        else:
+            time.sleep(_LOOK_EVERY_S)
+
+
+def _revoke(found: Known, runs: Path) -> None:
+    """Let the device no longer connect, before anything of it is removed."""
+    path = FleetFolder.of(found.fleet, runs).registry
+    if path.exists():
+        with Registry.open(path) as registry:
+            if registry.device(found.device) is not None:
+                registry.revoke(found.device)
+
+
+def _find(asked: str, runs: Path, fleet: str | None) -> Known | Path:
+    """Return the device; if no fleet knows it any more, the receipt of its removal."""
+    fleets = dict(_fleets(runs))
+    if fleet is not None and fleet not in fleets:
+        raise SettingError(f"no fleet {fleet!r} in {runs}; its fleets: {', '.join(sorted(fleets)) or 'none'}")
+    chosen = sorted(fleets) if fleet is None else [fleet]
+    known = [one for name in chosen if (one := _known(asked, name, fleets[name], runs)) is not None]
+    if len(known) > 1:
+        names = ", ".join(one.fleet for one in known)
+        raise SettingError(f"several fleets know {asked!r}: {names}; choose one with --fleet")
+    if known:
+        return known[0]
+    receipts = [path for name in chosen if (path := receipt_path(asked, name, runs)).exists()]
+    if len(receipts) == 1:
+        return receipts[0]
+    where = f"fleet {fleet}" if fleet else f"the fleets in {runs}"
+    raise SettingError(f"no device {asked!r} in {where}; edge-coordinator devices lists them")
+
+
+def _fleets(runs: Path) -> Iterator[tuple[str, tuple[Path, ...]]]:
+    """Yield each fleet with the folders of its runs."""
+    found: dict[str, list[Path]] = {
+        path.name: [] for path in sorted((runs / FLEETS).glob("*")) if path.is_dir()
+    }
+    for state in sorted(runs.glob(f"*/{STATE}")):
+        with suppress(SettingError), stored_run(state.parent) as run:  # one that never began holds no device
+            found.setdefault(fleet_of(run.store, run.settings), []).append(state.parent)
+    for name, folders in found.items():
+        yield name, tuple(folders)
+
+
+def _known(asked: str, fleet: str, folders: tuple[Path, ...], runs: Path) -> Known | None:
+    device, name = asked, asked
+    path = FleetFolder.of(fleet, runs).registry
+    registered = False
+    if path.exists():
+        with Registry.open(path) as registry:
+            match = [one for one in registry.devices() if asked in (one.id, one.name)]
+            if len(match) > 1 and registry.device(asked) is None:
+                registry.find(asked)  # raises, with their ids
+            if match:
+                one = registry.find(asked)
+                device, name, registered = one.id, one.name, True
+    begun = read_receipt(receipt_path(device, fleet, runs))
+    pending = begun is not None and begun.finished_at is None
+    if registered or pending or any(_is_in_run(folder, device) for folder in folders):
+        return Known(device, begun.name if pending and begun is not None else name, fleet, folders)
+    return None
+
+
+def _is_in_run(folder: Path, device: str) -> bool:
+    if device in read_control(folder).forget:
+        return True
+    with stored_run(folder) as run:
+        return run.store.knows(device)
