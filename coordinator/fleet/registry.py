@@ -238,6 +238,12 @@ class Registry:
             ):
                 self._change(command, device)
 
+    def compact(self) -> None:
+        """Write the file anew, so that it holds nothing of forgotten devices."""
+        with _errors(self.path):
+            self._connection.execute("VACUUM")
+            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
     def note_certificates(
         self,
         device: str,

@@ -74,6 +74,7 @@ def remove_from_registry(device: str, fleet: str, runs: Path, receipt: Path) -> 
     with Registry.open(path) as registry:
         known = registry.device(device)
         if known is None:
+            registry.compact()  # an earlier removal may have been interrupted before this
             return
         noted = Remainder(
             "serial numbers of its certificates",
@@ -82,6 +83,7 @@ def remove_from_registry(device: str, fleet: str, runs: Path, receipt: Path) -> 
         remains = (noted,) if known.kind == "certificate" else ()
         change_receipt(receipt, lambda one: one.with_removed(REGISTRY, {"device": 1}).with_remains(*remains))
         registry.forget(device)
+        registry.compact()
 
 
 def new_receipt(device: str, name: str, fleet: str, now: float) -> Receipt:
