@@ -76,11 +76,9 @@ def serve(
 
             # this import takes a while, during which the answer arrives
             from fleetune.coordinator.run.open_or_resume import open_run
-            from fleetune.coordinator.run.stored_run import note_fleet
 
             detector.wait()
             run = open_run(settings, folder, fresh=fresh, find=find_model_in_child)
-            note_fleet(run.store, fleet)
             if SUPERVISED not in os.environ:  # a service has looked at the control file itself
                 withdraw_stop(folder)
             with (
@@ -105,6 +103,7 @@ def _serve(run: Any, broker: Any, fleet: str, detector: Any, following: Any, dev
     from rich.console import Console
 
     from fleetune.coordinator.run.run_clock import RunClock
+    from fleetune.coordinator.run.stored_run import note_fleet
     from fleetune.coordinator.serving.console_output import finish, print_start
     from fleetune.coordinator.serving.event_queue import Stop
     from fleetune.coordinator.serving.run_observers import observers_of
@@ -116,6 +115,7 @@ def _serve(run: Any, broker: Any, fleet: str, detector: Any, following: Any, dev
         subscriptions = topics.coordinator_subscriptions(fleet)
         return MqttTransport(broker, topics.coordinator_id(fleet), subscriptions=subscriptions, events=events)
 
+    note_fleet(run.store, fleet)
     console = Console()
     observers, clock = observers_of(run, console, following), RunClock.of(run.store)
     server = Server(
