@@ -45,6 +45,13 @@ def is_better(candidate: ModelRecord, deployed: ModelRecord | None) -> bool:
     return ours is None or theirs is None or ours <= theirs
 
 
+def _why_not(record: ModelRecord, best: ModelRecord | None) -> str:
+    """Return in words why `record` does not replace `best`."""
+    if best is None or (not record.trained and record.validation_loss is None):
+        return "it has not been trained on this device"
+    return f"that of {best.words} has the lower loss"
+
+
 def _question(record: ModelRecord) -> tuple[object, ...]:
     return record.input_shape, record.num_classes
 
@@ -84,8 +91,7 @@ class BestCheckpoint(AdoptionRule):
             evaluated = self._evaluated(candidate, in_use)
             record = evaluated.record
             if not math.isfinite(record.validation_loss or 0.0) or not is_better(record, best):
-                better = f"that of {best.words} is better" if best else "it was not trained here"
-                log.info("model of %s: not deployed, %s", record.words, better)
+                log.info("model of %s: not deployed, %s", record.words, _why_not(record, best))
                 continue
             best = record
             if is_better(record, None if in_use is None else in_use.known):
