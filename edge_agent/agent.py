@@ -9,6 +9,7 @@ import queue
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import fleetune.protocols.wire.messages as wire
@@ -21,7 +22,8 @@ from fleetune.edge_agent.run.enrolling import Enrolling
 from fleetune.edge_agent.run.intake import Intake
 from fleetune.edge_agent.run.jobs import Jobs, Joined, Progress, Worked
 from fleetune.edge_agent.run.participation import Participation
-from fleetune.protocols.errors import PacketError, PacketForeign, StoreError
+from fleetune.edge_agent.run.renewal import KeyMade, Renewal
+from fleetune.protocols.errors import FleetuneError, PacketError, PacketForeign, StoreError
 from fleetune.protocols.freed_memory import give_back
 from fleetune.protocols.one_line import unexpected
 from fleetune.protocols.systemd.notify import service_manager
@@ -100,6 +102,7 @@ class Agent:
             clock=clock,
         )
         self._timeout = CoordinatorTimeout(settings.fleet, find_rights)
+        self._renewal = Renewal(device.credentials, self.events.put)
         self._manager = service_manager()
 
     def run(self) -> str:
@@ -131,6 +134,7 @@ class Agent:
             self._connection.wake_at,
             self._manager.wake_at,
             self._timeout.wake_at,
+            self._renewal.wake_at,
         )
         wake_at = min((at for at in due if at is not None), default=None)
         timeout_s = None if wake_at is None else max(0.0, wake_at - self._clock())
@@ -148,6 +152,7 @@ class Agent:
         if self._timeout.look(self._link, self._clock()):
             self._jobs.run(self._timeout.explain)
         self._ask_again(self._clock())
+        self._ask_renewal(self._renewal.tick)
 
     def _handle(self, event: Any) -> None:
         now = self._clock()
@@ -163,22 +168,31 @@ class Agent:
                     pass  # the broker reports the removal of a retained message
                 case Received(topic, data):
                     self._hear(topics.parse(topic).channel, data, now)
-                case Progress(fraction):
-                    self._participation.report_progress(fraction)
-                case Joined():
-                    self._participation.after_join(self._enrolling.joined(event, now))
-                case Worked():
-                    self._participation.after_work(event, now)
+                case _:
+                    self._note_work(event, now)
         except PacketError as problem:
             log.warning("refused a packet: %s", wire.readable(str(problem)))
         except StoreError as problem:
             log.error("%s", problem)  # noqa: TRY400 - one line
+
+    def _note_work(self, event: Any, now: float) -> None:
+        """Handle a result of work in another thread."""
+        match event:
+            case Progress(fraction):
+                self._participation.report_progress(fraction)
+            case Joined():
+                self._participation.after_join(self._enrolling.joined(event, now))
+            case Worked():
+                self._participation.after_work(event, now)
+            case KeyMade():
+                self._ask_renewal(partial(self._renewal.note_made, event))
 
     def _greet(self, now: float) -> None:
         self._connection.greet()
         self._manager.ready()
         self._timeout.connected()
         self._pass(self._link.reconnected(now))
+        self._ask_renewal(self._renewal.resume)
 
     def _hear(self, channel: str, data: bytes, now: float) -> None:
         if wire.read_pong(data) is not None:
@@ -219,6 +233,10 @@ class Agent:
             case wire.NotAdmitted(run, reason):
                 log.error("run %s does not admit this device: %s", run, wire.readable(reason))
                 self._notifier.note(resting=wire.readable(reason))
+            case wire.RenewalDue():
+                self._ask_renewal(self._renewal.start)
+            case wire.Renewed():
+                self._renewal.keep(message)
             case wire.NameTaken(instance, wait_s) if instance == self._connection.instance:
                 self._connection.wait_for_name(wait_s, self._clock())
 
@@ -282,6 +300,16 @@ class Agent:
         self._pass(self._link.drop(lambda key: key.run == run, self._clock()))
         store.forget_tasks(run)
         give_back(cycles=True)
+
+    def _ask_renewal(self, step: Callable[[float], Packet | None]) -> None:
+        """Take a step of the renewal; if it fails, the present certificate stays."""
+        try:
+            packet = step(self._clock())
+        except FleetuneError as problem:
+            log.warning("the certificate is not renewed yet: %s", problem)
+            return
+        if packet is not None:
+            self._connection.publish(packet)
 
     def _send(self, message: wire.Message | None) -> None:
         if isinstance(message, wire.Decline):

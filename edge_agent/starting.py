@@ -74,6 +74,7 @@ def ready_agent(
         measure_link=lambda: measure_link(where, fleet, device),
         make_stream=make_stream,
         lock=lock,
+        credentials=None if membership.joined is None else membership.joined.credentials,
     )
     return Agent(
         opened,

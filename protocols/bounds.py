@@ -39,4 +39,5 @@ Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}\Z")]  # also a transfer's i
 ModelHash = Annotated[str, Meta(pattern=r"^[0-9a-f]{16}\Z")]
 Words = Annotated[str, Meta(max_length=1000)]  # text for people
 Label = Annotated[str, Meta(max_length=300)]  # a name in a model
+Pem = Annotated[str, Meta(max_length=8192)]  # certificates, or a signing request
 Nonce = Annotated[str, Meta(max_length=100)]

@@ -23,7 +23,14 @@ from fleetune.edge_agent.joining.certificate import validity_of_file
 from fleetune.edge_agent.joining.signing_request import KeyAndRequest
 from fleetune.protocols.bounds import FleetName
 from fleetune.protocols.errors import SettingError, StoreError, TransportError
-from fleetune.protocols.files import keep_private, make_folder, remove, remove_empty, write_atomically
+from fleetune.protocols.files import (
+    keep_private,
+    make_folder,
+    remove,
+    remove_empty,
+    remove_tree,
+    write_atomically,
+)
 from fleetune.protocols.input_files import MAX_SETTINGS_BYTES, read_input
 from fleetune.protocols.wire.transport.mqtt import Broker
 from fleetune.protocols.wire.transport.tls import fleet_context
@@ -195,10 +202,9 @@ def joined_fleet(state: Path, fleet: str | None = None) -> JoinedFleet | None:
 def forget(joined: JoinedFleet) -> None:
     """Remove a device's key and certificates for a fleet. Raises StoreError."""
     folder = joined.credentials.folder
-    for name in (_FLEET, _DEVICE, _PROBE, _AUTHORITY, _PENDING):
-        remove(folder / name)
-    for one in (folder, folder.parent):
-        remove_empty(one)
+    remove(folder / _FLEET)  # first, so that nothing else is used if this is interrupted
+    remove_tree(folder)
+    remove_empty(folder.parent)
 
 
 def _joined(folder: Path) -> JoinedFleet:

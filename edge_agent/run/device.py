@@ -9,6 +9,7 @@ from typing import IO
 from fleetune.edge_agent.budget.board_meter import BoardMeter
 from fleetune.edge_agent.budget.owner_policy import Policy
 from fleetune.edge_agent.budget.policy_guard import PolicyGuard
+from fleetune.edge_agent.joining.joined_fleet import Credentials
 from fleetune.edge_agent.probes.board_profile import board_named
 from fleetune.edge_agent.probes.link_speed import LinkSpeed
 from fleetune.edge_agent.state.agent_store import AgentStore
@@ -73,6 +74,7 @@ class Device:
         measure_link: measures the link to the broker; called once a run while nothing else is in progress.
         stream: its growing samples; None if `settings.data` has all samples.
         lock: lock file of the state folder, held while the agent runs.
+        credentials: its key and certificates; None if it has joined no fleet.
     """
 
     settings: DeviceSettings
@@ -82,6 +84,7 @@ class Device:
     measure_link: Callable[[], LinkSpeed] = LinkSpeed
     stream: SampleStream | None = None
     lock: IO[bytes] | None = None
+    credentials: Credentials | None = None
 
     @classmethod
     def opened(
@@ -92,6 +95,7 @@ class Device:
         measure_link: Callable[[], LinkSpeed] = LinkSpeed,
         make_stream: Callable[[], SampleStream] | None = None,
         lock: IO[bytes] | None = None,
+        credentials: Credentials | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> "Device":
         """Claim the state folder and return the device.
@@ -102,6 +106,7 @@ class Device:
             measure_link: measures the link; called once a run while nothing else is in progress.
             make_stream: opens the growing samples once the folder is claimed; None if the data do not grow.
             lock: lock file of a state folder that is already claimed; None to claim the folder here.
+            credentials: its key and certificates; None if it has joined no fleet.
             clock: monotonic clock, in seconds.
 
         Raises:
@@ -113,7 +118,7 @@ class Device:
         held = store.claim() if lock is None else lock
         settings = replace(settings, name=label(settings.state, settings.name))
         stream = None if make_stream is None else make_stream()
-        return cls(settings, store, meter, guard, measure_link, stream, held)
+        return cls(settings, store, meter, guard, measure_link, stream, held, credentials)
 
     def close(self) -> None:
         """Release the samples and the state folder."""

@@ -26,7 +26,8 @@ class Features(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=Tr
     Attributes:
         encodings: encodings of values (`protocols.update.encodings`), which the agent reads and writes.
         masks: forms of masks. "coded": entropy-coded masks (`protocols.update.masks`).
-        messages: forms of messages. "compact": arrays (`protocols.wire.compact_message`).
+        messages: "compact": messages as arrays (`protocols.wire.compact_message`). "renewal": the messages
+            that renew a certificate.
         operators: ONNX operators in the graphs of a bundle (`protocols.bundle.graph`).
     """
 
@@ -83,7 +84,8 @@ _READS = Features(
     ),
 )
 _READS_2 = _READS.with_all(Features(operators=("Floor", "TopK")))
-SETS = (Features(), _READS, _READS_2, _READS_2.with_all(Features(operators=("Scan",))))
+_READS_3 = _READS_2.with_all(Features(operators=("Scan",)))
+SETS = (Features(), _READS, _READS_2, _READS_3, _READS_3.with_all(Features(messages=("renewal",))))
 
 
 class Capabilities(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):

@@ -20,7 +20,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from fleetune.protocols.bounds import FleetName, Nonce, Words
+from fleetune.protocols.bounds import FleetName, Nonce, Pem, Words
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.wire.identity import MAX_NAME
 from fleetune.protocols.wire.transport.mqtt import in_url
@@ -30,7 +30,6 @@ MAX_JOIN_BYTES = 16_384  # of a request or an answer
 CODE_LENGTH, FINGERPRINT_LENGTH = 20, 32  # characters of base32: 100 and 160 bits
 
 Code = Annotated[str, Meta(pattern=f"^[a-z2-7]{{{CODE_LENGTH}}}\\Z")]
-Pem = Annotated[str, Meta(max_length=8192)]
 
 _LINE = re.compile(
     r"fleetune://(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+):(?P<port>[0-9]{1,5})/(?P<fleet>[A-Za-z0-9_-]{1,64})"

@@ -18,6 +18,7 @@ from fleetune.protocols.bounds import (
     Nonce,
     Number,
     NumBytes,
+    Pem,
     RunId,
     Share,
     Words,
@@ -237,10 +238,42 @@ class Pong(Message, frozen=True):
     nonce: Nonce
 
 
+class RenewalDue(Message, frozen=True):
+    """Sent by the coordinator: asks for a `Renew`, because the device's certificate is to be replaced."""
+
+
+class Renew(Message, frozen=True):
+    """Sent by a device: asks for certificates for a new key; `signing_request` as in a `JoinRequest`."""
+
+    signing_request: Pem
+
+
+class Renewed(Message, frozen=True):
+    """Sent by the coordinator: the new certificates of a device, as in `Joined`."""
+
+    certificate: Pem
+    probe_certificate: Pem
+    authority: Pem
+
+
 FromDevice = (
-    Presence | Offer | Resume | Ack | Refuse | Fetch | Ready | Working | Measured | Decline | Left | Pong
+    Presence
+    | Offer
+    | Resume
+    | Ack
+    | Refuse
+    | Fetch
+    | Ready
+    | Working
+    | Measured
+    | Decline
+    | Left
+    | Pong
+    | Renew
 )
-ToDevice = Offer | Resume | Ack | Refuse | Lacking | Finish | NotAdmitted | NameTaken | Ping
+ToDevice = (
+    Offer | Resume | Ack | Refuse | Lacking | Finish | NotAdmitted | NameTaken | Ping | RenewalDue | Renewed
+)
 
 _from_device: msgspec.json.Decoder[FromDevice] = msgspec.json.Decoder(FromDevice)
 _to_device: msgspec.json.Decoder[ToDevice] = msgspec.json.Decoder(ToDevice)

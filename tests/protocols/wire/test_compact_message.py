@@ -78,8 +78,8 @@ def test_what_a_device_affords_reads_back():
 
 
 def test_every_message_has_a_compact_form_except_those_from_before_a_run():
-    always_json = {wire.NameTaken, wire.NotAdmitted}
-    assert {type(one) for one in FROM_DEVICE} == set(wire.FromDevice.__args__) - {wire.Presence}
+    always_json = {wire.NameTaken, wire.NotAdmitted, wire.RenewalDue, wire.Renewed}
+    assert {type(one) for one in FROM_DEVICE} == set(wire.FromDevice.__args__) - {wire.Presence, wire.Renew}
     assert {type(one) for one in TO_DEVICE} == set(wire.ToDevice.__args__) - always_json
     for message in (wire.Presence(True, "x"), wire.NameTaken("x", 1.0), wire.NotAdmitted(RUN, "why")):
         with pytest.raises(ValueError, match="not in"):
