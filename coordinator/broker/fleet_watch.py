@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,11 +14,15 @@ from paho.mqtt.enums import CallbackAPIVersion
 from fleetune.coordinator.broker.fleet_listeners import FleetListeners
 from fleetune.coordinator.broker.known_devices import BrokerRefused, DevicesChanged, KnownDevices
 from fleetune.coordinator.broker.restarted_child import RestartedChild
+from fleetune.coordinator.fleet.authority import Authority
 from fleetune.coordinator.fleet.registry import RegisteredDevice, Registry
-from fleetune.protocols.errors import FleetuneError
+from fleetune.coordinator.fleet.renewal import is_renewal_due, renew
+from fleetune.coordinator.run.child_process import in_child_process
+from fleetune.protocols.errors import FleetuneError, PacketError
 from fleetune.protocols.files import mark_of
 from fleetune.protocols.one_line import flat
 from fleetune.protocols.wire.identity import Identity
+from fleetune.protocols.wire.messages import Renewed
 from fleetune.protocols.wire.topics import COORDINATOR_USER, PROBE
 from fleetune.protocols.wire.transport.mqtt import Broker
 
@@ -47,6 +51,7 @@ class FleetWatch(KnownDevices):
 
     def __post_init__(self) -> None:
         self._devices: dict[str, RegisteredDevice] = {}
+        self._trusted = "", ""  # fingerprint of the authority that signs, and id of the bundle
         self._seen: dict[str, tuple[float, str, str]] = {}
         self._known: object = None
         self._put: Callable[[Any], None] | None = None
@@ -65,6 +70,14 @@ class FleetWatch(KnownDevices):
 
     def note_seen(self, device: str, name: str, agent: str) -> None:
         self._seen[device] = time.time(), agent, name
+
+    def is_renewal_due(self, device: str) -> bool:
+        found = self._devices.get(device)
+        return found is not None and is_renewal_due(found, *self._trusted, time.time())
+
+    def renew(self, requests: Mapping[str, str]) -> dict[str, Renewed | PacketError]:
+        """Return the answers to signing requests, by a child process that imports `cryptography`."""
+        return in_child_process("new certificates", renew, self.listeners.files, requests, time.time())
 
     def report_to(self, put: Callable[[Any], None]) -> None:
         self._put = put
@@ -106,6 +119,8 @@ class FleetWatch(KnownDevices):
             self.broker.child.reload()
         before, allowed = self._devices, self._allowed
         self._devices = {one.id: one for one in registry.devices()}
+        authority = Authority(self.listeners.files)
+        self._trusted = authority.fingerprint, authority.bundle_id
         gone = allowed - self._allowed
         self._disconnect({client_id for one in gone for client_id in (one, f"{one}~{PROBE}")})
         for device in gone:

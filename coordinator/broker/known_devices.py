@@ -1,11 +1,13 @@
 """Identities of a broker's devices, and the events by which the broker's side reports to the coordinator."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from fleetune.coordinator.broker.broker_log import Refused
+from fleetune.protocols.errors import PacketError, PacketForeign
 from fleetune.protocols.wire.identity import Identity, KnownBy
+from fleetune.protocols.wire.messages import Renewed
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,18 @@ class KnownDevices:
 
     def note_seen(self, device: str, name: str, agent: str) -> None:
         """Store that a device is connected, with the name and the program that it reports."""
+
+    def is_renewal_due(self, device: str) -> bool:  # noqa: ARG002 - these devices have no certificates
+        """True if a device's certificate is to be renewed."""
+        return False
+
+    def renew(self, requests: Mapping[str, str]) -> dict[str, Renewed | PacketError]:
+        """Return the answers to signing requests, by device; this takes a second or more.
+
+        Raises:
+            FleetuneError: nothing could be signed.
+        """
+        return {device: PacketForeign("this broker has no certificates") for device in requests}
 
     def report_to(self, put: Callable[[Any], None]) -> None:
         """Send events to the coordinator's queue from now on."""

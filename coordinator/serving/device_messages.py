@@ -17,6 +17,7 @@ from fleetune.coordinator.serving.device_sessions import DeviceSession
 from fleetune.coordinator.serving.joining import Joining
 from fleetune.coordinator.serving.message_checks import check_decline, open_session
 from fleetune.coordinator.serving.rejected_messages import RejectedMessages
+from fleetune.coordinator.serving.renewals import Renewals, RenewalsSigned
 from fleetune.coordinator.serving.requested_files import RequestedFiles
 from fleetune.coordinator.serving.task_exchange import TaskExchange
 from fleetune.coordinator.store.broker_outage import Outage, write_outage
@@ -39,6 +40,7 @@ class DeviceMessages:
         admission: decides which messages are read.
         exchange: tasks and replies, with the sessions of all devices.
         joining: handles devices that connect and disconnect.
+        renewals: renews certificates.
         files: sends bundle and backbone.
         rejected: counts and logs rejected messages.
         outage: the present outage of the broker; None while it can be reached.
@@ -48,6 +50,7 @@ class DeviceMessages:
     admission: Admission
     exchange: TaskExchange
     joining: Joining
+    renewals: Renewals
     files: RequestedFiles
     rejected: RejectedMessages
     outage: Outage | None = None
@@ -66,14 +69,22 @@ class DeviceMessages:
                     self._answer_ping(topics.parse(topic, with_role=True), data, ping)
                 case Received(topic, data):
                     self._receive(topics.parse(topic), data)
-                case DevicesChanged(gone):
-                    self.joining.note_changed(gone)
-                case BrokerRefused(counts):
-                    self._note_refused(counts)
-                case BundleMade():
-                    self.files.note_made(event)
+                case _:
+                    self._note_news(event)
         except PacketError as problem:
             self.rejected.note(problem)
+
+    def _note_news(self, event: Any) -> None:
+        """Handle an event of the broker's side or of another thread."""
+        match event:
+            case DevicesChanged(gone):
+                self.joining.note_changed(gone)
+            case BrokerRefused(counts):
+                self._note_refused(counts)
+            case RenewalsSigned():
+                self.renewals.note_signed(event)
+            case BundleMade():
+                self.files.note_made(event)
 
     def _answer_ping(self, address: topics.Address, data: bytes, ping: wire.Ping) -> None:
         """Answer a ping on each channel of the device, so that the agent can test its rights to read and
@@ -147,6 +158,8 @@ class DeviceMessages:
                 self.files.send(session, what)
             case wire.Ready():
                 self.joining.note_ready(session, message)
+            case wire.Renew():
+                self.renewals.take(session, message, self.exchange.timer())
             case wire.Left(run):
                 self.joining.note_left(session, run)
             case wire.Working() | wire.Measured() if message.run == ours:

@@ -16,6 +16,7 @@ from fleetune.coordinator.serving.event_batch import EventBatch
 from fleetune.coordinator.serving.event_queue import Timers
 from fleetune.coordinator.serving.joining import Joining
 from fleetune.coordinator.serving.rejected_messages import RejectedMessages
+from fleetune.coordinator.serving.renewals import Renewals
 from fleetune.coordinator.serving.requested_files import RequestedFiles
 from fleetune.coordinator.serving.task_exchange import TaskExchange
 from fleetune.coordinator.serving.transfers import Transfers
@@ -32,6 +33,7 @@ class ServingParts:
         rejected: counts and logs rejected messages.
         exchange: sends tasks, and reports replies and other events to the run controller.
         joining: enrols devices.
+        renewals: renews certificates.
         files: sends bundle and backbone.
         admission: decides which messages are read.
         messages: reads messages, and passes each to one of the parts above.
@@ -42,6 +44,7 @@ class ServingParts:
     rejected: RejectedMessages
     exchange: TaskExchange
     joining: Joining
+    renewals: Renewals
     files: RequestedFiles
     admission: Admission
     messages: DeviceMessages
@@ -77,14 +80,17 @@ class ServingParts:
         rejected = RejectedMessages(controller.count_refused, timer, sessions.identity)
         transfers = Transfers(transport, fleet, batch, timers, sessions, budget)
         exchange = TaskExchange(run, sessions, transfers, rejected, observers, batch, clock, timer)
-        joining = Joining(run, sessions, exchange, rejected, devices or KnownDevices())
+        known = devices or KnownDevices()
+        joining = Joining(run, sessions, exchange, rejected, known)
+        renewals = Renewals(known, sessions, transfers, rejected, put)
         bundles = BundleServer(run, put, lambda line: observers.tell(Notice(line)))
         files = RequestedFiles(run, sessions, exchange, bundles)
         admission = Admission(controller, sessions, budget, timer, joining.note_throttled, joining.forget)
-        messages = DeviceMessages(run, admission, exchange, joining, files, rejected)
-        return cls(batch, sessions, rejected, exchange, joining, files, admission, messages)
+        messages = DeviceMessages(run, admission, exchange, joining, renewals, files, rejected)
+        return cls(batch, sessions, rejected, exchange, joining, renewals, files, admission, messages)
 
     def look(self, now: float) -> None:
         """Handle changes that depend on time alone, such as the end of throttling; `now` is on the timer."""
         self.files.end_if_untrainable(now)
         self.joining.look(now)
+        self.renewals.look(now)
