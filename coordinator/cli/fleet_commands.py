@@ -200,8 +200,18 @@ def _opened(fleet: str | None, runs: Path) -> "Iterator[tuple[Registry, Authorit
     from fleetune.coordinator.fleet.authority import Authority
     from fleetune.coordinator.fleet.fleets import fleet_of
     from fleetune.coordinator.fleet.registry import Registry
+    from fleetune.coordinator.store.run_folder import STATE
 
     with one_line_errors("edge-coordinator"):
+        if fleet is not None and (Path(fleet) / STATE).exists():
+            fleet, runs = _fleet_of_run(Path(fleet)), Path(fleet).absolute().parent
         folder = fleet_of(fleet, runs)
         with Registry.open(folder.registry) as registry:
             yield registry, Authority.open(folder, time.time())
+
+
+def _fleet_of_run(folder: Path) -> str:
+    from fleetune.coordinator.run.stored_run import fleet_of, stored_run
+
+    with stored_run(folder) as run:
+        return fleet_of(run.store, run.settings)

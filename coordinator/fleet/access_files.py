@@ -26,7 +26,7 @@ def write_access_files(authority: Authority, registry: Registry, now: float) -> 
     """
     folder = authority.folder
     with authority.locked():  # of two processes, the one that writes last has read last
-        passwords = password_lines(registry.secrets())
+        passwords = password_lines(registry.secrets(now))
         serials = registry.revoked_serials(now)
         wrote = [_write_list(authority, serials, now)]
         if not folder.passwords.exists() or folder.passwords.read_bytes() != passwords:

@@ -6,7 +6,6 @@ from fleetune.coordinator.fleet.fleet_folder import FLEETS, FleetFolder
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.one_line import suggestion
 
-_STATE = "state.sqlite"  # of a run's folder
 _OPEN_IT = (
     "open one with edge-coordinator serve --bind 0.0.0.0. On this machine, an agent needs no invitation:"
     " edge-agent run --fleet NAME --device NAME --data npz:FILE"
@@ -17,15 +16,12 @@ def fleet_of(name: str | None, runs: Path) -> FleetFolder:
     """Return the folder of a fleet that other machines can reach.
 
     Args:
-        name: the fleet's name, or the folder of a run whose fleet has the run's name; None if the folder of
-            runs has one fleet only.
+        name: the fleet's name; None if the folder of runs has one fleet only.
         runs: folder of the runs.
 
     Raises:
         SettingError: there is no such fleet, or several.
     """
-    if name is not None and (Path(name) / _STATE).exists():
-        runs, name = Path(name).absolute().parent, Path(name).absolute().name
     known = sorted(path.parent.name for path in (runs / FLEETS).glob("*/address.json"))
     if not known:
         raise SettingError(f"{runs} has no fleet that other machines can reach; {_OPEN_IT}")

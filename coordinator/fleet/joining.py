@@ -11,7 +11,7 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from fleetune.coordinator.fleet.authority import Authority, DeviceKey, device_key
+from fleetune.coordinator.fleet.authority import DAY_S, DEVICE_DAYS, Authority, DeviceKey, device_key
 from fleetune.coordinator.fleet.fleet_address import FleetAddress
 from fleetune.coordinator.fleet.invitations import sha256_of
 from fleetune.coordinator.fleet.registry import RegisteredDevice, Registry, StoredInvitation
@@ -86,7 +86,7 @@ def join(
         if device.bundle != authority.bundle_id:
             registry.note_bundle(device.id, authority.bundle_id)
         if wish.device_key is None:
-            secret = _new_secret(registry, device, is_repeated=is_repeated)
+            secret = _new_secret(registry, device, now, is_repeated=is_repeated)
             return _joined(device, address.secret_port, authority, now, secret=secret)
         pair = _certificates(registry, authority, device, wish.device_key, now, is_repeated=is_repeated)
         return _joined(device, address.port, authority, now, pair)
@@ -192,12 +192,12 @@ def _new_id(registry: Registry, wish: _Wish, name: str) -> str:
     return next(free, suffix)
 
 
-def _new_secret(registry: Registry, device: RegisteredDevice, *, is_repeated: bool) -> str:
+def _new_secret(registry: Registry, device: RegisteredDevice, now: float, *, is_repeated: bool) -> str:
     """Return a new secret of a device; the old one is void, because its answer was lost."""
     if is_repeated and device.last_seen is not None:
         raise JoinError("connected", f"the device {device.id} has its secret already; {_ANOTHER}")
     secret = secrets.token_urlsafe(24)
-    registry.note_secret(device.id, hash_of(secret))
+    registry.note_secret(device.id, hash_of(secret), ends_at=now + DEVICE_DAYS * DAY_S)
     return secret
 
 

@@ -63,7 +63,7 @@ class RegisteredDevice(Struct, frozen=True):
         tags: an operator's words for it, from its invitation.
         key: SHA-256 of its public key, or of the nonce of a device with a secret, in hexadecimal.
         secret: the salted hash of its secret, in mosquitto's format; "" with a certificate.
-        ends_at: when its certificates end, in seconds since 1970; None without.
+        ends_at: when its certificates or its secret end, in seconds since 1970; None before it has any.
         authority: fingerprint of the authority that signed its certificates; "" without.
         bundle: `Authority.bundle_id` of the certificates that the device trusts; "" if not known.
         joined_at, last_seen: seconds since 1970.
@@ -266,9 +266,9 @@ class Registry:
         rows = self._rows("SELECT certificate, probe_certificate FROM issued WHERE device = ?", device)
         return (rows[0][0], rows[0][1]) if rows else None
 
-    def note_secret(self, device: str, hashed: str) -> None:
-        """Store the salted hash of a device's new secret."""
-        self._set(device, secret=hashed)
+    def note_secret(self, device: str, hashed: str, *, ends_at: float) -> None:
+        """Store the salted hash of a device's new secret, and when it ends."""
+        self._set(device, secret=hashed, ends_at=ends_at)
 
     def note_bundle(self, device: str, bundle: str) -> None:
         """Store which certificates a device trusts (`Authority.bundle_id`)."""
@@ -292,10 +292,13 @@ class Registry:
         )
         return [row[0] for row in self._rows(command, now)]
 
-    def secrets(self) -> list[tuple[str, str]]:
-        """Return the ids of the accepted devices that have a secret, and the hashes of these."""
-        command = "SELECT id, secret FROM device WHERE state = 'accepted' AND secret != '' ORDER BY id"
-        return [(row[0], row[1]) for row in self._rows(command)]
+    def secrets(self, now: float) -> list[tuple[str, str]]:
+        """Return the ids of the accepted devices with a secret that has not ended, and its hash."""
+        command = (
+            "SELECT id, secret FROM device WHERE state = 'accepted' AND secret != '' AND ends_at > ?"
+            " ORDER BY id"
+        )
+        return [(row[0], row[1]) for row in self._rows(command, now)]
 
     def invitation(self, code: str) -> StoredInvitation | None:
         """Return the invitation with a code, given as SHA-256."""

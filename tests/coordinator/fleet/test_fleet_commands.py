@@ -20,6 +20,9 @@ from fleetune.coordinator.fleet.fleet_folder import FleetFolder
 from fleetune.coordinator.fleet.joining import join
 from fleetune.coordinator.fleet.registry import Registry
 from fleetune.coordinator.fleet.rotation import finish_rotation
+from fleetune.coordinator.run.open_or_resume import open_run
+from fleetune.coordinator.run.stored_run import note_fleet
+from fleetune.protocols.settings.run_toml import parse_run
 from fleetune.protocols.wire.join_exchange import JoinLine, JoinPending, JoinRequest
 
 ADDRESS = FleetAddress(("192.168.1.5", "pi.local"), 8883, 8884, 8885)
@@ -122,11 +125,12 @@ def test_mistakes_get_one_line_and_change_nothing(fleet, arguments, words):
 
 
 def test_the_fleet_is_found_or_asked_for(fleet, tmp_path):
-    run = fleet.runs / "lab"
-    run.mkdir()
-    (run / "state.sqlite").touch()
-    assert JoinLine.parse(fleet.run("invite", str(run))).fleet == "lab"
+    model = {"name": "mlp", "input_shape": [1, 8, 8], "num_classes": 10}
+    settings = parse_run({"run": {"name": "digits"}, "model": model, "method": {"name": "fedavg"}})
+    with contextlib.closing(open_run(settings, fleet.runs / "digits").store) as store:
+        note_fleet(store, "lab")
     Fleet(fleet.runs, "other")
+    assert JoinLine.parse(fleet.run("invite", str(fleet.runs / "digits"))).fleet == "lab"
     assert "has several fleets; name one of them: lab, other" in fleet.run("invite", fails=True)
     empty = Fleet(tmp_path / "empty")
     empty.folder.address.unlink()

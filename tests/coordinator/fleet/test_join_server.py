@@ -2,12 +2,14 @@
 
 import contextlib
 import http.client
+import re
 import shutil
 import socket
 import ssl
 import stat
 import subprocess
 import time
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -17,15 +19,17 @@ from fleetune.coordinator.fleet import join_limits
 from fleetune.coordinator.fleet.authority import Authority
 from fleetune.coordinator.fleet.fleet_address import FleetAddress
 from fleetune.coordinator.fleet.fleet_folder import FleetFolder
-from fleetune.coordinator.fleet.invitations import invite
+from fleetune.coordinator.fleet.invitations import invite, sha256_of
 from fleetune.coordinator.fleet.join_limits import SAID_S, Limits, RefusalLog, network_of
 from fleetune.coordinator.fleet.join_server import start_join_server
 from fleetune.coordinator.fleet.registry import Registry
+from fleetune.coordinator.fleet.secret_hash import is_hash_of
 from fleetune.protocols.errors import TransportError
 from fleetune.protocols.wire.join_exchange import (
     AUTHORITY_PATH,
     JOIN_PATH,
     Joined,
+    JoinLine,
     JoinPending,
     JoinRefused,
     JoinRequest,
@@ -43,6 +47,10 @@ class Served:
     def code(self, **options):
         with Registry.open(self.folder.registry) as registry:
             return invite(registry, time.time(), **options)[1]
+
+    def device(self, name):
+        with Registry.open(self.folder.registry) as registry:
+            return registry.device(name)
 
     def ask(self, method, path, body=b"", headers=None, source="127.0.0.1"):
         context = ssl.create_default_context(cadata=self.authority.bundle)
@@ -92,10 +100,10 @@ def test_waiting_for_approval_has_a_status_of_its_own(served):
 
 
 def test_a_new_secret_is_soon_in_the_access_files(served):
-    joined = served.join(served.code(), nonce=NONCE, name="panel")
+    joined = served.join(served.code(), nonce=NONCE, name="tablet")
     assert joined.port == 8884
     until = time.monotonic() + 20
-    while b"panel:" not in served.folder.passwords.read_bytes():
+    while b"tablet:" not in served.folder.passwords.read_bytes():
         assert time.monotonic() < until
         time.sleep(0.05)
     for path in served.folder.path.iterdir():
@@ -169,13 +177,26 @@ def test_open_connections_of_one_address_are_few(served):
         one.close()
 
 
-@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
-def test_curl_joins_as_the_documentation_says(served):
-    request = msgspec.json.encode(JoinRequest("lab", served.code(), nonce=NONCE + "c", name="curl"))
-    url = f"https://127.0.0.1:{served.server.port}{JOIN_PATH}"
-    command = ["curl", "--silent", "--cacert", str(served.folder.authority), "--data", request, url]
-    answer = subprocess.run(command, check=True, capture_output=True, timeout=30).stdout
-    assert msgspec.json.decode(answer, type=Joined).device == "curl"
+@pytest.mark.skipif(not (shutil.which("curl") and shutil.which("openssl")), reason="needs curl and openssl")
+def test_curl_joins_as_the_documentation_says(served, tmp_path):
+    page = (Path(__file__).parents[3] / "docs" / "security.md").read_text()
+    (commands,) = re.findall(r"```bash\n(.*?)```", page, re.DOTALL)
+    line = JoinLine("127.0.0.1", served.server.port, "lab", served.code(), served.authority.fingerprint)
+
+    def pasted(line):
+        command = ["bash", "-e", "-c", commands]
+        text = f"{line}\n".encode()
+        return subprocess.run(
+            command, input=text, cwd=tmp_path, capture_output=True, check=False, timeout=30
+        ).stdout
+
+    joined = msgspec.json.decode(pasted(line), type=Joined)
+    assert (joined.device, joined.port) == ("panel", 8884)
+    assert is_hash_of(joined.secret, served.device("panel").secret)
+    wrong = msgspec.structs.replace(line, code=served.code(), fingerprint="a" * 32)
+    assert b"differ" in pasted(wrong)
+    with Registry.open(served.folder.registry) as registry:
+        assert registry.invitation(sha256_of(wrong.code)).uses_left == 1  # the code was not sent
 
 
 def test_a_taken_port_gets_one_line(served):

@@ -170,6 +170,10 @@ def test_a_device_without_certificate_gets_a_secret_of_its_own(desk):
     write_access_files(desk.authority, desk.registry, desk.now)
     users = [line.partition(":")[0] for line in desk.folder.passwords.read_text().splitlines()]
     assert users == ["panel", "panel~probe"]
+    desk.now += 366 * DAY_S
+    assert write_access_files(desk.authority, desk.registry, desk.now)
+    assert desk.folder.passwords.read_bytes() == b""
+    assert desk.join(desk.code(), nonce=NONCE).device == "panel"
 
 
 def test_a_hostile_signing_request_is_refused(desk):

@@ -92,8 +92,9 @@ def test_revoked_and_forgotten_devices_certificates_stay_revoked_until_they_end(
 def test_only_accepted_devices_secrets_are_listed(registry):
     for number, state in enumerate(("accepted", "pending", "revoked")):
         registry.put(device(f"pi-{number}", kind="secret", state=state))
-        registry.note_secret(f"pi-{number}", "$7$hash")
-    assert registry.secrets() == [("pi-0", "$7$hash")]
+        registry.note_secret(f"pi-{number}", "$7$hash", ends_at=NOW + 9)
+    assert registry.secrets(NOW) == [("pi-0", "$7$hash")]
+    assert registry.secrets(NOW + 9) == []
 
 
 def test_it_counts_the_uses_of_an_invitation(registry):
