@@ -21,6 +21,8 @@ from fleetune.protocols.errors import TransportError
 from fleetune.protocols.files import write_atomically
 from fleetune.protocols.wire.topics import COORDINATOR_USER
 
+# mosquitto disconnects the sender of a message for which it has no memory left. TLS takes more beside it.
+MAX_MEMORY_BYTES = 192 * 2**20
 NUM_PORTS = 3  # P, P + 1 and P + 2
 
 
@@ -66,6 +68,7 @@ class FleetListeners:
         ]
         return [
             "per_listener_settings true",
+            f"memory_limit {MAX_MEMORY_BYTES}",
             f"listener {self.port} {named(self.bind)}".rstrip(),
             *tls,
             f"cafile {place / self.files.authority.name}",

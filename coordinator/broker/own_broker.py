@@ -22,7 +22,7 @@ _RULES_HEAD = """\
 # Access rules of Fleetune for mosquitto (acl_file), written by `edge-coordinator broker-config`.
 # A device's user has the device's name (1 to 64 letters, digits, _ or -). It reaches its own topics only.
 # A device measures its link and tests these rules on the topic `probe`.
-# Client ids: FLEET-DEVICE, FLEET-DEVICE-probe, coordinator-FLEET and coordinator-FLEET-... (12 hex digits).
+# Client ids: FLEET-DEVICE, FLEET-DEVICE-probe, coordinator~FLEET and coordinator~FLEET-... (12 hex digits).
 # mosquitto drops a forbidden message silently: `edge-agent doctor` shows which right is missing.
 """
 _CONFIGURATION_HEAD = """\

@@ -12,7 +12,7 @@ from tests.helpers.ports import free_port
 from tests.protocols.wire.test_transport import is_connected, wait_for
 from typer.testing import CliRunner
 
-from fleetune.coordinator.broker.own_broker import CONFIGURATION, PASSWORDS, RULES
+from fleetune.coordinator.broker.own_broker import PASSWORDS, OwnBroker
 from fleetune.coordinator.cli import app
 from fleetune.edge_agent.doctor import broker as doctor
 from fleetune.edge_agent.probes.channel_rights import find_channel_rights
@@ -54,9 +54,9 @@ class RuledFleet(Fleet):
                 f"pw {user}",
             ]
             subprocess.run(["mosquitto_passwd", *words], check=True, capture_output=True)
-        (own / RULES).write_text(self._rules((own / RULES).read_text()))
+        (own / OwnBroker.rules_file).write_text(self._rules((own / OwnBroker.rules_file).read_text()))
         self._running = ExitStack()
-        self._running.enter_context(mosquitto_at(own / CONFIGURATION, self.port))
+        self._running.enter_context(mosquitto_at(own / OwnBroker.configuration_file, self.port))
         return self
 
     def __exit__(self, *raised):

@@ -59,7 +59,7 @@ class RegisteredFleet:
             tags=(),
             key=key or device,
             secret=hash_of(secret) if secret else "",
-            ends_at=None,
+            ends_at=time.time() + 1000.0,
             authority="",
             bundle="",
             joined_at=time.time(),
