@@ -28,6 +28,7 @@ from fleetune.protocols.wire.transport.mqtt import Broker
 
 log = logging.getLogger(__name__)
 
+CATCH_UP_S = 5.0
 LOOK_EVERY_S = 0.5
 KICK_S = 2.0
 NOTE_SEEN_EVERY_S = 10.0
@@ -54,6 +55,7 @@ class FleetWatch(KnownDevices):
         self._trusted = "", ""  # fingerprint of the authority that signs, and id of the bundle
         self._seen: dict[str, tuple[float, str, str]] = {}
         self._known: object = None
+        self._version = 0
         self._put: Callable[[Any], None] | None = None
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="fleet", daemon=True)
@@ -82,6 +84,13 @@ class FleetWatch(KnownDevices):
     def report_to(self, put: Callable[[Any], None]) -> None:
         self._put = put
 
+    def catch_up(self) -> None:
+        give_up_at = time.monotonic() + CATCH_UP_S
+        with Registry.open(self.listeners.files.registry) as registry:
+            wanted = registry.version
+        while self._version < wanted and time.monotonic() < give_up_at:
+            time.sleep(LOOK_EVERY_S / 10)
+
     def close(self) -> None:
         """Stop following the registry."""
         self._closing.set()
@@ -104,10 +113,11 @@ class FleetWatch(KnownDevices):
                 said = line
 
     def _look(self, registry: Registry) -> None:
-        now = registry.version, *(mark_of(file) for file in self.listeners.sources)
+        version = registry.version
+        now = version, *(mark_of(file) for file in self.listeners.sources)
         if now != self._known:
             self._apply(registry, first=self._known is None)
-            self._known = now
+            self._known, self._version = now, version
         connected = self.listeners.news.take_accepted()
         self._disconnect({one for one in connected if one.partition("~")[0] not in self._allowed})
         refused = self.listeners.news.take_refused()

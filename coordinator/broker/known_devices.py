@@ -53,5 +53,8 @@ class KnownDevices:
         """
         return {device: PacketForeign("this broker has no certificates") for device in requests}
 
+    def catch_up(self) -> None:
+        """Return when all changes of the registry until now have taken effect."""
+
     def report_to(self, put: Callable[[Any], None]) -> None:
         """Send events to the coordinator's queue from now on."""

@@ -5,6 +5,7 @@ import signal
 from contextlib import closing
 from functools import partial
 from pathlib import Path
+from threading import Event
 from typing import Annotated, Any
 
 import typer
@@ -53,6 +54,7 @@ def serve(
     """
     from fleetune.coordinator.broker.broker_options import broker_at, check_broker, default_port, origin_of
     from fleetune.coordinator.commands.commands import withdraw_stop
+    from fleetune.coordinator.forgetting.while_served import serve_forgetting
     from fleetune.coordinator.serving.control_watch import SUPERVISED
     from fleetune.coordinator.serving.coordinator_conflict import ConflictDetector
     from fleetune.coordinator.store.folder_lock import check_unclaimed
@@ -88,8 +90,8 @@ def serve(
             ):
                 if given is None:
                     detector.take(partial(_detector_transport, where, detector))
-                with Following(makers, folder, folder.name) as following:
-                    _serve(run, where, fleet, detector, following, devices)
+                serve_one = partial(_serve, broker=where, fleet=fleet, detector=detector, devices=devices)
+                serve_forgetting(run, serve_one, partial(Following, makers, folder, folder.name), devices)
 
 
 def _detector_transport(broker: Any, detector: Any, events: Any) -> Any:
@@ -99,7 +101,17 @@ def _detector_transport(broker: Any, detector: Any, events: Any) -> Any:
     return MqttTransport(broker, detector.client_id, subscriptions=subscriptions, events=events)
 
 
-def _serve(run: Any, broker: Any, fleet: str, detector: Any, following: Any, devices: Any) -> None:
+def _serve(
+    run: Any,
+    following: Any,
+    not_now: frozenset[str],
+    *,
+    broker: Any,
+    fleet: str,
+    detector: Any,
+    devices: Any,
+) -> bool:
+    """Serve the run; return True if it was stopped only to forget a device."""
     from rich.console import Console
 
     from fleetune.coordinator.run.run_clock import RunClock
@@ -126,15 +138,25 @@ def _serve(run: Any, broker: Any, fleet: str, detector: Any, following: Any, dev
         clock=clock,
         ahead_s=lambda: clock.ahead_s,
         devices=devices,
+        not_now=not_now,
     )
     devices.report_to(server.events.put)
+    asked_to_stop = Event()
+
+    def stop(*_: Any) -> None:
+        asked_to_stop.set()
+        server.events.put(Stop())
+
     for signal_number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(signal_number, lambda *_: server.events.put(Stop()))
+        signal.signal(signal_number, stop)
     print_start(run, fleet, str(broker), console)  # a reader of this line may send a signal from now on
-    detector.on_rival(lambda: server.events.put(Stop()))
+    detector.on_rival(stop)
     reason = server.serve()
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signal_number, signal.default_int_handler)  # no loop reads the server's events any more
+    if server.reopens and not asked_to_stop.is_set():
+        return True
     finish(run, reason, console, following)
     if reason is None:
         detector.check()
+    return False

@@ -1,12 +1,12 @@
 """Watches the run's control file and the machine's clock."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 from fleetune.coordinator.commands.control_file import Control, read_control
 from fleetune.coordinator.rounds.events import ClockSet, Paused
 from fleetune.coordinator.run.stored_run import Run
-from fleetune.coordinator.serving.event_queue import Stop
+from fleetune.coordinator.serving.event_queue import Reopen, Stop
 from fleetune.coordinator.store.run_folder import CONTROL
 from fleetune.protocols.errors import StoreError
 from fleetune.protocols.files import FileMark, mark_of
@@ -24,10 +24,12 @@ class ControlWatch:
     Args:
         run: the run.
         ahead_s: function that returns how many seconds the time of day is ahead of the run's clock.
+        not_now: devices whose removal failed; requests to forget them wait.
     """
 
-    def __init__(self, run: Run, ahead_s: Callable[[], float]) -> None:
+    def __init__(self, run: Run, ahead_s: Callable[[], float], not_now: Container[str] = frozenset()) -> None:
         self._run = run
+        self._not_now = not_now
         self._ahead_s = ahead_s
         self._path = run.folder / CONTROL
         self._mark: FileMark | None = (0, 0, 0)  # differs from every file, so that the first look reads it
@@ -52,6 +54,8 @@ class ControlWatch:
             found.append(Paused(self._control.paused))
         if self._control.stopped:
             found.append(Stop())
+        elif any(device not in self._not_now for device in self._control.forget):
+            found.append(Reopen())
         return found
 
     def _read(self) -> None:
@@ -62,4 +66,4 @@ class ControlWatch:
         try:
             self._control = read_control(self._run.folder)
         except StoreError as problem:
-            log.warning("%s; earlier pause and stop requests stay in force", problem)
+            log.warning("%s; earlier requests stay in force", problem)

@@ -16,6 +16,11 @@ class Stop:
 
 
 @dataclass(frozen=True)
+class Reopen(Stop):
+    """Event: stop serving for a moment, because the stored run is to be changed."""
+
+
+@dataclass(frozen=True)
 class TimerDue:
     """Event: a timer is due. Answers that the timer waits for may stand before this event in the queue."""
 
@@ -77,11 +82,12 @@ class EventQueue:
     Attributes:
         timers: one timer for each device session.
         stopped: True once `Stop` was taken from the queue.
+        reopens: True if that was `Reopen`.
     """
 
     def __init__(self, events: "queue.SimpleQueue[Any]", timer: Callable[[], float]) -> None:
         self.timers = Timers()
-        self.stopped = False
+        self.stopped = self.reopens = False
         self._events = events
         self._timer = timer
         self._ringing = False
@@ -101,7 +107,7 @@ class EventQueue:
         with suppress(queue.Empty):
             while len(taken) < MAX_EVENTS and not self.stopped:
                 event = self._events.get(timeout=0 if taken else max(0.0, wait_s))
-                self.stopped = isinstance(event, Stop)
+                self.stopped, self.reopens = isinstance(event, Stop), isinstance(event, Reopen)
                 taken += [] if self.stopped else [event]
         return taken
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import fleetune.protocols.wire.messages as wire
 from fleetune.coordinator.broker.known_devices import KnownDevices
+from fleetune.coordinator.commands.control_file import read_control
 from fleetune.coordinator.rounds.events import ClockSet, Paused, Tick
 from fleetune.coordinator.run.observers import Observers
 from fleetune.coordinator.run.run_clock import RunClock
@@ -46,6 +47,7 @@ class Server:
         clock: the run's clock (see `RunClock`), in seconds; it also advances while no coordinator runs.
         timer: a monotonic clock for transfers, in seconds.
         ahead_s: function that returns how many seconds the time of day is ahead of the run's clock.
+        not_now: see `ControlWatch`.
         events: the queue of events, with a limit in bytes.
         devices: the identities of the broker's devices.
         parts: the parts that exchange messages with devices.
@@ -58,6 +60,7 @@ class Server:
     clock: Callable[[], float] = field(default_factory=RunClock)
     timer: Callable[[], float] = time.monotonic
     ahead_s: Callable[[], float] = lambda: 0.0
+    not_now: frozenset[str] = frozenset()
     events: Backlog = field(default_factory=partial(Backlog, MAX_WAITING_BYTES))
     devices: KnownDevices = field(default_factory=KnownDevices)
 
@@ -80,6 +83,11 @@ class Server:
     def finished(self) -> str | None:
         """Why the run is over; None while it goes on."""
         return self.parts.exchange.finished
+
+    @property
+    def reopens(self) -> bool:
+        """True if serving stopped only to change the stored run."""
+        return self._queue.reopens
 
     def serve(self) -> str | None:
         """Serve the run; return why it is over, or None if it was stopped before its end.
@@ -115,6 +123,9 @@ class Server:
             self._serve_until_over()
             if self.finished is not None:
                 self._announce_end(self.finished)
+            elif self.reopens:
+                for device in read_control(self.run.folder).forget:
+                    self.parts.exchange.transfers.clear_presence(device)
         finally:
             self._transport.close()
         return self.finished
@@ -126,7 +137,7 @@ class Server:
         end.say(self.events, until=self.timer() + RUN_END_S, timer=self.timer)
 
     def _serve_until_over(self) -> None:
-        look_at, control = float("-inf"), ControlWatch(self.run, self.ahead_s)
+        look_at, control = float("-inf"), ControlWatch(self.run, self.ahead_s, self.not_now)
         while self.finished is None and not self._queue.stopped:
             with self.parts.batch.committed(self.run.store):
                 self._handle_all(self._queue.take(self._wait_s))

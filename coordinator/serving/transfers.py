@@ -68,6 +68,10 @@ class Transfers:
         """Delete the message that the broker retains for a device (see `FinishAnnouncement`)."""
         self.transport.publish(topics.topic(self.fleet, device, "down"), b"", retain=True)
 
+    def clear_presence(self, device: str) -> None:
+        """Delete the presence message that the broker retains of a device."""
+        self.transport.publish(topics.topic(self.fleet, device, "state"), b"", retain=True)
+
     def refresh(self, session: DeviceSession) -> None:
         """Set the session's timer, and record whether the device is busy."""
         self.timers.set(session.device, session.link.wake_at)
