@@ -1,11 +1,12 @@
 """edge-coordinator report, devices, explain and status: what a run did and does."""
 
 from contextlib import suppress
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fleetune.coordinator.cli.options import RunFolder
+from fleetune.coordinator.cli.options import RunFolder, RunsFolder
 from fleetune.protocols.one_line import one_line_errors
 
 
@@ -20,21 +21,27 @@ def report(folder: RunFolder) -> None:
 
 
 def devices(
-    folder: RunFolder,
+    run_or_fleet: Annotated[
+        str | None, typer.Argument(help="name of a fleet, or a run's folder; default: the only fleet")
+    ] = None,
+    runs: RunsFolder = Path("runs"),
+    run: Annotated[
+        bool, typer.Option("--run", help="show also board, ratio and why, conditions, last answer")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON, for scripts")] = False,
 ) -> None:
-    """List a run's devices: board, ratio and why, what a round takes, power and heat, last answer."""
+    """List a fleet's devices: pending, accepted and revoked ones, last seen, version, end of certificate."""
     import msgspec
 
-    from fleetune.coordinator.queries import queries
-    from fleetune.coordinator.serving.console_output import print_devices
+    from fleetune.coordinator.queries.fleet_devices import fleet_devices
+    from fleetune.coordinator.serving.console_output import print_fleet
 
     with one_line_errors("edge-coordinator"):
-        found = queries.devices(folder)
+        found = fleet_devices(run_or_fleet, runs)
         if as_json:
-            print(msgspec.json.encode(found).decode())
+            print(msgspec.json.encode(found.devices).decode())
         else:
-            print_devices(found)
+            print_fleet(found, with_run=run)
 
 
 def explain(folder: RunFolder) -> None:

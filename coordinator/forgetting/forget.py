@@ -1,8 +1,6 @@
 """Requests the removal of a device from all runs of its fleet, and completes it."""
 
 import time
-from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,7 +8,7 @@ from msgspec.structs import replace
 
 from fleetune.coordinator.commands.commands import Forget, with_command
 from fleetune.coordinator.commands.control_file import read_control, write_control
-from fleetune.coordinator.fleet.fleet_folder import FLEETS, FleetFolder
+from fleetune.coordinator.fleet.fleet_folder import FleetFolder
 from fleetune.coordinator.fleet.registry import Registry
 from fleetune.coordinator.forgetting.forget_in_run import do_requests, new_receipt, remove_from_registry
 from fleetune.coordinator.forgetting.receipt import (
@@ -20,9 +18,9 @@ from fleetune.coordinator.forgetting.receipt import (
     read_receipt,
     receipt_path,
 )
-from fleetune.coordinator.run.stored_run import fleet_of, stored_run
+from fleetune.coordinator.run.fleets import fleets_in
+from fleetune.coordinator.run.stored_run import stored_run
 from fleetune.coordinator.store.folder_lock import is_claimed
-from fleetune.coordinator.store.run_folder import STATE
 from fleetune.protocols.errors import SettingError, StoreError
 
 PATIENCE_S = 60.0  # longer than a coordinator needs to end a step and to write its store anew
@@ -103,7 +101,7 @@ def _revoke(found: Known, runs: Path) -> None:
 
 def _find(asked: str, runs: Path, fleet: str | None) -> Known | Path:
     """Return the device; if no fleet knows it any more, the receipt of its removal."""
-    fleets = dict(_fleets(runs))
+    fleets = fleets_in(runs)
     if fleet is not None and fleet not in fleets:
         raise SettingError(f"no fleet {fleet!r} in {runs}; its fleets: {', '.join(sorted(fleets)) or 'none'}")
     chosen = sorted(fleets) if fleet is None else [fleet]
@@ -118,18 +116,6 @@ def _find(asked: str, runs: Path, fleet: str | None) -> Known | Path:
         return receipts[0]
     where = f"fleet {fleet}" if fleet else f"the fleets in {runs}"
     raise SettingError(f"no device {asked!r} in {where}; edge-coordinator devices lists them")
-
-
-def _fleets(runs: Path) -> Iterator[tuple[str, tuple[Path, ...]]]:
-    """Yield each fleet with the folders of its runs."""
-    found: dict[str, list[Path]] = {
-        path.name: [] for path in sorted((runs / FLEETS).glob("*")) if path.is_dir()
-    }
-    for state in sorted(runs.glob(f"*/{STATE}")):
-        with suppress(SettingError), stored_run(state.parent) as run:  # one that never began holds no device
-            found.setdefault(fleet_of(run.store, run.settings), []).append(state.parent)
-    for name, folders in found.items():
-        yield name, tuple(folders)
 
 
 def _known(asked: str, fleet: str, folders: tuple[Path, ...], runs: Path) -> Known | None:

@@ -1,5 +1,7 @@
 """Formats quantities and names for people; "–" stands for unknown values. Docstrings show examples."""
 
+import time
+
 from fleetune.protocols.conditions import Conditions
 
 UNKNOWN = "–"  # noqa: RUF001 - an en dash, as in printed tables
@@ -188,6 +190,22 @@ def conditions(now: Conditions) -> str:
         "" if now.memory_bytes is None else f"{size(now.memory_bytes)} to use",
     )
     return ", ".join(filter(None, parts)) or UNKNOWN
+
+
+def ago(at: float | None, now: float) -> str:
+    """Format a past time in seconds since 1970: 5 s ago, 12 min ago, 3 h ago, 4 days ago, 2026-05-01."""
+    if at is None:
+        return UNKNOWN
+    past_s = max(0.0, now - at)
+    for most_s, length_s, unit in ((60, 1, "s"), (3600, 60, "min"), (86_400, 3600, "h")):
+        if past_s < most_s:
+            return f"{past_s // length_s:.0f} {unit} ago"
+    return f"{past_s // 86_400:.0f} days ago" if past_s < 60 * 86_400 else day(at)
+
+
+def day(at: float | None) -> str:
+    """Format a time in seconds since 1970 as a date."""
+    return UNKNOWN if at is None else time.strftime("%Y-%m-%d", time.localtime(at))
 
 
 def printable(text: str) -> str:

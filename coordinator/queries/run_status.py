@@ -162,6 +162,11 @@ class DeviceStatus(Struct, frozen=True):
         known_by: how the coordinator knows the device, see `Identity` and docs/security.md.
         metrics: metrics of its latest reply that the live view shows, by name.
         refused: number of its replies that were refused or truncated, by kind.
+        state: its state in the registry of its fleet; "" if it is not registered there, or there is none.
+        tags: the operator's tags, from its invitation.
+        joined_at, last_seen: when it joined the fleet, and when it was last known to be connected; seconds
+            since 1970, None if unknown.
+        certificate_ends_at: when its certificate ends, in seconds since 1970; None if it has none.
     """
 
     device: str
@@ -190,6 +195,11 @@ class DeviceStatus(Struct, frozen=True):
     known_by: KnownBy = "claim"
     metrics: Mapping[str, float | None] = field(default_factory=dict)
     refused: Mapping[str, int] = field(default_factory=dict)
+    state: Literal["", "pending", "accepted", "revoked"] = ""
+    tags: tuple[str, ...] = ()
+    joined_at: float | None = None
+    last_seen: float | None = None
+    certificate_ends_at: float | None = None
 
     @property
     def identity(self) -> Identity:
@@ -355,6 +365,7 @@ class StatusReader:
             known_by=identity.known_by,
             metrics={one.name: one.of_reply(last) for one in shown_at("live")} if last else {},
             refused=ledger.refusals_by_device.get(device, {}),
+            last_seen=state.timing.seen_at if member.ready else member.observed.seen_at,
         )
 
     def _remaining_s(self, state: EngineState, elapsed_s: float) -> float | None:

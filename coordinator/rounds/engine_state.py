@@ -56,6 +56,7 @@ class Observed:
         loss: training loss of its last reply.
         compression_error: compression error of its last update (see `RoundCost`).
         missed: number of deadlines missed in a row, see `coordinator.rounds.policies.unresponsive`.
+        seen_at: when it was last known to be connected, on the run's clock; later if it is `ready`.
     """
 
     asked_at: float | None = None
@@ -63,6 +64,7 @@ class Observed:
     loss: float | None = None
     compression_error: float | None = None
     missed: int = 0
+    seen_at: float | None = None
 
 
 @dataclass(frozen=True)

@@ -66,6 +66,7 @@ def _take_ready(state: EngineState, event: DeviceReady) -> list[Action]:
     back = {"ready": True, "refusal": None, "returning": False, "trained": False}
     introduction = Introduction(event.identity, event.agent)
     state.put(report.device, report=report, admitted=admitted, introduction=introduction, **back)
+    state.put(report.device, seen_at=state.timing.seen_at)
     if member.refusal is not None:  # the device rested and is back, so an earlier decline no longer holds
         state.put(report.device, declined_round=0)
     if state.awaits(report.device):
@@ -77,7 +78,7 @@ def _take_gone(state: EngineState, device: DeviceId) -> None:
     if device not in state.members:
         state.count("foreign")
     elif state.members[device].ready:
-        state.put(device, ready=False)
+        state.put(device, ready=False, seen_at=state.timing.seen_at)
         state.count("gone")
 
 

@@ -10,11 +10,12 @@ from rich.live import Live
 from fleetune.coordinator.extensions.releases import rollout_in
 from fleetune.coordinator.metrics.personal_scores import with_personal
 from fleetune.coordinator.metrics.summary import SUMMARY, Summary, encoded
+from fleetune.coordinator.queries.fleet_devices import FleetDevices
 from fleetune.coordinator.queries.run_status import DeviceStatus, StatusReader
 from fleetune.coordinator.queries.waiting import Impatience, abandoned_line, missing_from, schedule_reason
 from fleetune.coordinator.reports.live import LiveView, plain_line
 from fleetune.coordinator.reports.report import summary_of, write_report
-from fleetune.coordinator.reports.tables import device_table, fleet_table, run_table
+from fleetune.coordinator.reports.tables import device_table, fleet_table, registry_table, run_table
 from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.coordinator.run.round_journal import ROUNDS
 from fleetune.coordinator.run.run_clock import schedule_of
@@ -183,6 +184,16 @@ def report_run(run: Run, console: Console | None = None, *, live: bool = False) 
         if file.suffix in (".html", ".json", ".safetensors"):
             console.print(f"  {file}", highlight=False, markup=False, soft_wrap=True)
     return summary, files
+
+
+def print_fleet(found: FleetDevices, *, with_run: bool) -> None:
+    """Print the devices of a fleet; `with_run`: also what its run knows about them."""
+    console = Console()
+    console.print(registry_table(found.devices, time.time(), running=found.running))
+    if found.run is not None and with_run:
+        print_devices(one for one in found.devices if one.board or one.doing != "away")
+    elif found.run is not None:
+        print(f"board, ratio and conditions in {found.run}: --run")
 
 
 def print_devices(devices: Iterable[DeviceStatus]) -> None:

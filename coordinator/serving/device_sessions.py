@@ -26,6 +26,7 @@ class DeviceSession:
     Attributes:
         identity: the device's id, name, and how it is known.
         link: the transfers in both directions.
+        name: the name that the agent gives the device; "" for none.
         instance: id of the agent's process; a new one means that the agent was restarted.
         agent: program and version of the agent.
         reads: the formats and features that the agent can read.
@@ -43,6 +44,7 @@ class DeviceSession:
 
     identity: Identity
     link: PeerLink
+    name: str = ""
     instance: str = ""
     agent: str = ""
     reads: Capabilities = ONLY_THE_MINIMUM

@@ -24,6 +24,8 @@ from fleetune.protocols.wire.peer_link import Packet
 
 log = logging.getLogger(__name__)
 
+NOTE_SEEN_S = 60.0  # between two notes in the registry that a device is still connected
+
 
 @dataclass
 class Joining:
@@ -43,6 +45,7 @@ class Joining:
     rejected: RejectedMessages
     devices: KnownDevices = field(default_factory=KnownDevices)
     _names: DuplicateNames = field(default_factory=DuplicateNames)
+    _note_at: float = float("-inf")
     _shared: set[str] = field(default_factory=set)  # ids that several devices use
 
     def __post_init__(self) -> None:
@@ -75,6 +78,8 @@ class Joining:
             taken = Packet("down", wire.NameTaken(instance, wait_s))
             self.exchange.transfers.publish(session, taken)
             return
+        if session.online and not online:
+            self._note_seen(session)
         lost = session.online and (not online or instance != session.instance)
         session.online, session.instance, session.stage = online, instance, ""
         if lost:
@@ -87,11 +92,14 @@ class Joining:
     def _note_introduction(self, session: DeviceSession, presence: wire.Presence) -> None:
         """Store the device's identity and what its agent can read, if the presence message has them."""
         if presence.online:
-            name = "" if presence.name is UNSET else wire.readable(presence.name)
+            name = session.name = "" if presence.name is UNSET else wire.readable(presence.name)
             session.agent = wire.readable(presence.agent)
             session.identity = self.devices.identity(session.device, name)
-            self.devices.note_seen(session.device, name, session.agent)
+            self._note_seen(session)
             session.reads = ONLY_THE_MINIMUM if presence.reads is UNSET else presence.reads
+
+    def _note_seen(self, session: DeviceSession) -> None:
+        self.devices.note_seen(session.device, session.name, session.agent)
 
     def note_ready(self, session: DeviceSession, ready: wire.Ready) -> None:
         """Check a device's report, and record the device as ready.
@@ -144,7 +152,12 @@ class Joining:
         self._names.forget(device)
 
     def look(self, now: float) -> None:
-        """Record names that only one device still uses."""
+        """Record names that only one device still uses, and once a minute which devices are connected."""
+        if now >= self._note_at:
+            self._note_at = now + NOTE_SEEN_S
+            for session in self.sessions.values():
+                if session.online:
+                    self._note_seen(session)
         for device in self._names.look(now):
             self._note_shared(device)
 

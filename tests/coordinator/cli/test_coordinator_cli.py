@@ -55,11 +55,12 @@ def test_report_is_written_anew(finished):
 
 def test_devices_are_listed_with_board_and_ratio(finished):
     folder, _, _ = finished
-    result = call("devices", folder)
+    result = call("devices", folder, "--run")
     assert result.exit_code == 0
     rows = [line for line in result.output.splitlines() if "device-" in line]
-    assert len(rows) == 6
-    assert "0.2" in rows[0]
+    assert len(rows) == 12, "a row in the fleet's table and one in the run's"
+    assert "claim" in rows[0]
+    assert "0.2" in rows[6]
 
 
 def statuses(state):

@@ -4,13 +4,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from fleetune.coordinator.commands.commands import Pause, Resume, apply
+from fleetune.coordinator.commands.commands import Forget, Pause, Resume, apply
 from fleetune.coordinator.commands.commands import Stop as StopCommand
 from fleetune.coordinator.commands.control_file import read_control
 from fleetune.coordinator.rounds.engine_state import EngineState
 from fleetune.coordinator.rounds.events import ClockSet, Paused
 from fleetune.coordinator.serving.control_watch import LOOK_EVERY_S, ControlWatch
-from fleetune.coordinator.serving.event_queue import Stop
+from fleetune.coordinator.serving.event_queue import Reopen, Stop
 from fleetune.coordinator.store.run_folder import CONTROL
 from fleetune.protocols.errors import StoreError
 from fleetune.protocols.settings.schedule import ScheduleSection
@@ -90,5 +90,16 @@ def test_a_damaged_order_is_a_line_and_what_was_ordered_before_stands(looks, tmp
     assert looks.told() == []
     assert looks.told() == []
     assert caplog.text.count("is damaged") == 1
-    with pytest.raises(StoreError, match="delete it to clear pending pause and stop requests"):
+    with pytest.raises(StoreError, match="delete it to clear pending requests to pause"):
         read_control(tmp_path)
+
+
+def test_a_request_to_forget_reopens_the_run_unless_it_failed_before(looks, tmp_path):
+    apply(Forget("pi"), tmp_path)
+    assert looks.told() == [Reopen()]
+    looks.owner = ControlWatch(looks.owner._run, lambda: 0.0, frozenset({"pi"}))
+    assert looks.told() == []
+    apply(Forget("other"), tmp_path)
+    assert looks.told() == [Reopen()]
+    apply(StopCommand(), tmp_path)
+    assert looks.told() == [Stop()], "the removal is for the next start"
