@@ -16,6 +16,9 @@ _WORDS = {
     "rejection": "counts of rejected messages",
     "held": "model that it holds",
     "device": "entry",
+    "incomplete_payload": "incomplete payloads",
+    "log_line": "lines of logs",
+    "report_file": "files of its report, written anew",
 }
 
 

@@ -37,7 +37,7 @@ def remove_from_files(run: Run, device: str) -> dict[str, int]:
     if incoming.is_dir():
         remove_tree(incoming)
     lines = sum(_without_lines(log, device) for log in log_files(folder))
-    found = {"incomplete payload": parts, "log line": lines, "report file": _write_reports(run, device)}
+    found = {"incomplete_payload": parts, "log_line": lines, "report_file": _write_reports(run, device)}
     return {kind: number for kind, number in found.items() if number}
 
 

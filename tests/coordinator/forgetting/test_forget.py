@@ -75,9 +75,9 @@ def test_everything_goes_and_the_receipt_says_what(runs):
     assert receipt.finished_at >= receipt.began_at
     assert receipt.removed[REGISTRY] == {"device": 1}
     of_run = receipt.removed[RUN]
-    assert {"member": 1, "traffic": 1, "incomplete payload": 1}.items() <= of_run.items()
-    assert of_run["log line"] == 2 + (runs.parent / ".service" / f"{RUN}.log").read_text().count("round 1")
-    assert of_run["report file"] == 3
+    assert {"member": 1, "traffic": 1, "incomplete_payload": 1}.items() <= of_run.items()
+    assert of_run["log_line"] == 2 + (runs.parent / ".service" / f"{RUN}.log").read_text().count("round 1")
+    assert of_run["report_file"] == 3
     assert of_run["device_round"] > 0
     remains = [one.what for one in receipt.remains]
     assert any("shared model" in what for what in remains)
@@ -165,7 +165,7 @@ def test_a_removal_that_is_killed_at_any_step_is_completed(tmp_path_factory, run
         assert read_control(folder / RUN).forget == ()
         wanted = wanted or numbers(receipt)
         found = numbers(receipt)
-        found[RUN].pop("log line", None)
+        found[RUN].pop("log_line", None)
         assert found[RUN].items() <= wanted[RUN].items(), at
         assert found[REGISTRY] == wanted[REGISTRY], at
     else:
