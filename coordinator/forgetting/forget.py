@@ -18,12 +18,14 @@ from fleetune.coordinator.forgetting.receipt import (
     read_receipt,
     receipt_path,
 )
+from fleetune.coordinator.forgetting.run_files import remove_from_logs
 from fleetune.coordinator.run.fleets import fleets_in
 from fleetune.coordinator.run.stored_run import stored_run
 from fleetune.coordinator.store.folder_lock import is_claimed
 from fleetune.protocols.errors import SettingError, StoreError
 
 PATIENCE_S = 60.0  # longer than a coordinator needs to end a step and to write its store anew
+LATE_LINES_S = 1.5  # until a broker has logged that a device is disconnected
 _LOOK_EVERY_S = 0.2
 
 
@@ -69,8 +71,13 @@ def forget(asked: str, runs: Path, fleet: str | None = None) -> tuple[Receipt, P
     _revoke(found, runs)
     for folder in found.runs:
         write_control(folder, with_command(read_control(folder), Forget(found.device)))
+    served = [folder for folder in found.runs if is_claimed(folder)]
     for folder in found.runs:
         _complete(folder, found.device)
+    if served:
+        time.sleep(LATE_LINES_S)
+    for folder in served:
+        _remove_late_lines(folder, found.device, path)
     remove_from_registry(found.device, found.fleet, runs, path)
     return change_receipt(path, lambda one: replace(one, finished_at=time.time())), path
 
@@ -88,6 +95,18 @@ def _complete(folder: Path, device: str) -> None:
             )
         else:
             time.sleep(_LOOK_EVERY_S)
+
+
+def _remove_late_lines(folder: Path, device: str, receipt: Path) -> None:
+    """Remove what a running broker has logged of the end of the device's connection."""
+    if lines := remove_from_logs(folder, device):
+        part = folder.name
+
+        def added(one: Receipt) -> Receipt:
+            before = one.removed.get(part, {}).get("log_line", 0)
+            return one.with_removed(part, {"log_line": before + lines})
+
+        change_receipt(receipt, added)
 
 
 def _revoke(found: Known, runs: Path) -> None:

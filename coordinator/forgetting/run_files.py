@@ -36,9 +36,18 @@ def remove_from_files(run: Run, device: str) -> dict[str, int]:
     parts = len(list(incoming.iterdir())) if incoming.is_dir() else 0
     if incoming.is_dir():
         remove_tree(incoming)
-    lines = sum(_without_lines(log, device) for log in log_files(folder))
+    lines = remove_from_logs(folder, device)
     found = {"incomplete_payload": parts, "log_line": lines, "report_file": _write_reports(run, device)}
     return {kind: number for kind, number in found.items() if number}
+
+
+def remove_from_logs(folder: Path, device: str) -> int:
+    """Remove the lines that mention a device from a run's logs, and return their number.
+
+    Raises:
+        StoreError: a log cannot be written.
+    """
+    return sum(_without_lines(log, device) for log in log_files(folder))
 
 
 def files_that_mention(folder: Path, device: str) -> list[str]:
