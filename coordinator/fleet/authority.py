@@ -127,6 +127,11 @@ class Authority:
         """The fingerprint of the authority that signs. Raises StoreError."""
         return self.fingerprints[0]
 
+    @property
+    def made_at(self) -> float:
+        """When the authority that signs was made, in seconds since 1970. Raises StoreError."""
+        return self._pairs()[0][0].not_valid_before_utc.timestamp() + DAY_S
+
     def renew_server(self, hosts: Iterable[str], now: float) -> bool:
         """Make the server's certificate anew if it is needed, and return True if it was made.
 

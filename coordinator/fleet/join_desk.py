@@ -68,7 +68,7 @@ class Desk:
             self.authority.renew_server(hosts, time.time())
             self._renewed_at, self._version = self.limits.clock(), -1  # certificates have ended meanwhile
         if (version := self.registry.version) != self._version:
-            finish_rotation(self.authority, self.registry)
+            finish_rotation(self.authority, self.registry, time.time())
             write_access_files(self.authority, self.registry, time.time())
             self._version = version
 

@@ -3,16 +3,18 @@
 1. The new authority signs, and both are trusted. Devices that know only the old one accept the server,
    because the old authority has signed the new one.
 2. Connected devices get the new authority, and certificates that it has signed.
-3. When all accepted devices with certificates have these, the old authority is dropped. Devices with secrets
-   go on with the old one until it ends.
+3. When all accepted devices with certificates have these, and 30 days are over, the old authority is dropped.
+   A device whose answer was lost asks again in this time. Devices with secrets go on with the old
+   authority's certificate until it ends.
 """
 
 from fleetune.coordinator.fleet.access_files import write_access_files
-from fleetune.coordinator.fleet.authority import Authority
+from fleetune.coordinator.fleet.authority import DAY_S, Authority
 from fleetune.coordinator.fleet.fleet_address import FleetAddress, names_of_this_machine
 from fleetune.coordinator.fleet.registry import RegisteredDevice, Registry
 from fleetune.protocols.errors import SettingError
 
+KEPT_DAYS = 30
 _NAMED = 5
 
 
@@ -37,8 +39,8 @@ def rotate(authority: Authority, registry: Registry, now: float, *, at_once: boo
         authority.drop_old()
     else:
         raise SettingError(
-            f"the authority is being replaced; {_listed(waiting)} still need the old one. With --now it is no"
-            " longer trusted, and they must join again"
+            f"the authority is being replaced; {_listed(waiting)} still need the old one. It is trusted for"
+            f" {KEPT_DAYS} days or more; --now ends this, and devices that need it must join again"
         )
     authority.renew_server([*FleetAddress.read(authority.folder).hosts, *names_of_this_machine()], now)
     write_access_files(authority, registry, now)
@@ -68,13 +70,20 @@ def devices_of_old(authority: Authority, registry: Registry) -> list[RegisteredD
     ]
 
 
-def finish_rotation(authority: Authority, registry: Registry) -> bool:
+def finish_rotation(authority: Authority, registry: Registry, now: float) -> bool:
     """Drop old authorities if no device needs them any more, and return True if some were dropped.
+
+    Args:
+        authority: the fleet's authority.
+        registry: the fleet's registry.
+        now: seconds since 1970.
 
     Raises:
         StoreError: a file is damaged, or cannot be read or written.
     """
-    if len(authority.fingerprints) == 1 or devices_of_old(authority, registry):
+    if len(authority.fingerprints) == 1 or now - authority.made_at < KEPT_DAYS * DAY_S:
+        return False
+    if devices_of_old(authority, registry):
         return False
     authority.drop_old()
     return True
