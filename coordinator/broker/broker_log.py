@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from fleetune.coordinator.broker.access_rules import may_read, may_write
 
 MAX_KINDS = 200  # of refusals between two reports
-MAX_BLOCK_BYTES = 65_536
+MAX_BLOCK_BYTES = 2**20
+PAUSE_S = 0.05  # between two reads, so that many small messages wake the reader 20 times a second only
 _OPENING_S = 30.0  # the longest time from a connection to its acceptance or refusal
 
 _TIME = re.compile(rb"^\d+: ")
@@ -217,3 +218,4 @@ def follow(pipe: int, parser: LogParser, news: BrokerNews, keep: Callable[[bytes
                     keep(line)
                     if (found := parser.read(line)) is not None:
                         news.add(found)
+            time.sleep(PAUSE_S)
