@@ -64,12 +64,13 @@ def imports_of(pid):
 
 
 def secrets_of(folder):
-    """Private keys in a folder, without line breaks and armour."""
+    """Parts of the private keys in a folder."""
     found = set()
     for path in folder.rglob("*"):
         if path.is_file():
             text = path.read_bytes().decode("latin-1")
-            found |= set(re.findall(r"-----BEGIN (?:EC )?PRIVATE KEY-----(?:\\n|\s)*(\S{40})", text))
+            # the first line is the same for all keys of one kind
+            found |= set(re.findall(r"PRIVATE KEY-----(?:\\n|\s)[\w+/]+(?:\\n|\s)([\w+/]{40})", text))
     return found
 
 
