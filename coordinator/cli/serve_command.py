@@ -53,11 +53,10 @@ def serve(
     It can be stopped at any moment. The same command then continues the run.
     """
     from fleetune.coordinator.broker.broker_options import broker_at, check_broker, default_port, origin_of
-    from fleetune.coordinator.commands.commands import withdraw_stop
+    from fleetune.coordinator.commands.commands import check_free, withdraw_stop
     from fleetune.coordinator.forgetting.while_served import serve_forgetting
     from fleetune.coordinator.serving.control_watch import SUPERVISED
     from fleetune.coordinator.serving.coordinator_conflict import ConflictDetector
-    from fleetune.coordinator.store.folder_lock import check_unclaimed
     from fleetune.coordinator.trackers.follow import Following
     from fleetune.coordinator.trackers.tracker import makers_of
 
@@ -67,7 +66,7 @@ def serve(
         settings = read_run(run_file, changes)
         fleet = topics.check_name(fleet or settings.run.fleet or settings.run.name, "fleet")
         folder = runs / settings.run.name
-        check_unclaimed(folder)
+        check_free(folder)
         makers = makers_of(tracker)
         port = default_port(bind) if port is None else port
         given = check_broker(broker, bind=bind, port=port, ca=ca, cert=cert, key=key)

@@ -4,6 +4,7 @@ The command line creates them. Another interface, such as HTTP, decodes a `Comma
 `apply`.
 """
 
+import time
 from pathlib import Path
 from typing import assert_never
 
@@ -11,7 +12,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from fleetune.coordinator.commands.control_file import Control, read_control, write_control
-from fleetune.coordinator.store.folder_lock import is_claimed
+from fleetune.coordinator.store.folder_lock import check_unclaimed, is_claimed
+
+REMOVAL_S = 60.0  # longer than a removal takes
 
 
 class Pause(Struct, frozen=True, tag_field="command", tag="pause"):
@@ -81,6 +84,27 @@ def withdraw_forget(folder: Path, device: str) -> None:
     control = read_control(folder)
     if device in control.forget:
         write_control(folder, replace(control, forget=tuple(one for one in control.forget if one != device)))
+
+
+def wait_for_removal(folder: Path) -> None:
+    """Wait while another process removes a device from the run, which holds the run's lock for a moment.
+
+    Raises:
+        StoreError: the control file cannot be read.
+    """
+    give_up_at = time.monotonic() + REMOVAL_S
+    while is_claimed(folder) and read_control(folder).forget and time.monotonic() < give_up_at:
+        time.sleep(0.1)
+
+
+def check_free(folder: Path) -> None:
+    """Check that no other process holds the run's folder, apart from one that removes a device.
+
+    Raises:
+        StoreError: another process holds it.
+    """
+    wait_for_removal(folder)
+    check_unclaimed(folder)
 
 
 def withdraw_stop(folder: Path) -> None:

@@ -25,6 +25,7 @@ from fleetune.coordinator.store.folder_lock import is_claimed
 from fleetune.protocols.errors import SettingError, StoreError
 
 PATIENCE_S = 60.0  # longer than a coordinator needs to end a step and to write its store anew
+MOST_FAILURES = 3
 LATE_LINES_S = 1.5  # until a broker has logged that a device is disconnected
 _LOOK_EVERY_S = 0.2
 
@@ -84,10 +85,15 @@ def forget(asked: str, runs: Path, fleet: str | None = None) -> tuple[Receipt, P
 
 def _complete(folder: Path, device: str) -> None:
     """Return when a run does not know the device any more."""
-    give_up_at = time.monotonic() + PATIENCE_S
+    give_up_at, failures = time.monotonic() + PATIENCE_S, 0
     while device in read_control(folder).forget:
         if not is_claimed(folder):
-            do_requests(folder, time.time())
+            try:
+                do_requests(folder, time.time())
+            except StoreError:  # perhaps because a coordinator was faster
+                failures += 1
+                if failures >= MOST_FAILURES:
+                    raise
         elif time.monotonic() > give_up_at:
             raise StoreError(
                 f"{folder}: its coordinator has not removed {device} within {PATIENCE_S:g} s; it will, and"

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, closing
 from typing import Any
 
 from fleetune.coordinator.broker.known_devices import KnownDevices
+from fleetune.coordinator.commands.commands import wait_for_removal
 from fleetune.coordinator.commands.control_file import read_control
 from fleetune.coordinator.forgetting.forget_in_run import do_requests
 from fleetune.coordinator.run.child_process import in_child_process
@@ -48,4 +49,5 @@ def serve_forgetting(
         except FleetuneError as problem:
             not_now = frozenset(read_control(run.folder).forget)
             log.warning("cannot forget %s now: %s; the next start tries again", ", ".join(not_now), problem)
+        wait_for_removal(run.folder)  # `forget` may have been faster than the child process
         run = open_run(run.settings, run.folder)
