@@ -57,13 +57,11 @@ class Key:
 
     def uniform(self, count: int, first: int = 0) -> NDArray[np.float64]:
         """Return `count` numbers in [0, 1) from draw `first` on, shape (count,)."""
-        return (self.bits(count, first) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        return uniforms(self.bits(count, first))
 
     def normal(self, count: int, first: int = 0) -> NDArray[np.float64]:
         """Return `count` normal numbers from number `first` on, mean 0 and deviation 1, shape (count,)."""
-        length, turn = self.uniform(2 * count, 2 * first).reshape(count, 2).T
-        found: NDArray[np.float64] = np.sqrt(-2 * np.log1p(-length)) * np.cos(2 * np.pi * turn)
-        return found
+        return normals(self.bits(2 * count, 2 * first))
 
     def permutation(self, count: int) -> NDArray[np.intp]:
         """Return the numbers 0..count-1 in random order, shape (count,)."""
@@ -79,3 +77,15 @@ class Key:
         Never for draws that both sides must make alike.
         """
         return np.random.Generator(np.random.Philox(key=self.value))
+
+
+def uniforms(bits: NDArray[np.uint64]) -> NDArray[np.float64]:
+    """Return a number in [0, 1) for each draw of 64 bits, same shape."""
+    return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def normals(bits: NDArray[np.uint64]) -> NDArray[np.float64]:
+    """Return a normal number, mean 0 and deviation 1, for each two draws of 64 bits: shape (n,) for (2n,)."""
+    length, turn = uniforms(bits).reshape(-1, 2).T
+    found: NDArray[np.float64] = np.sqrt(-2 * np.log1p(-length)) * np.cos(2 * np.pi * turn)
+    return found

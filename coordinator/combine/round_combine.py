@@ -1,6 +1,6 @@
 """Combines the rounds of one run by its rule, and measures their updates."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ class RoundCombine:
         settings: section [round] of the run.
         method: of the run.
         folder: of the run; updates that do not fit into memory lie there while they are combined.
+        noisy: returns what combines a round in place of the rule, if only the noised sum may be known
+            ([privacy] with central noise). Nothing is measured then.
 
     Attributes:
         bound: largest RMS of a step that is not clipped; None before it is known. The extension
@@ -26,8 +28,13 @@ class RoundCombine:
     """
 
     def __init__(
-        self, settings: RoundSection, method: Method[Any, Any, Any, Any], folder: Path | None = None
+        self,
+        settings: RoundSection,
+        method: Method[Any, Any, Any, Any],
+        folder: Path | None = None,
+        noisy: Callable[[], Combine] | None = None,
     ) -> None:
+        self._noisy = noisy
         self._rule, self._max_hostile = RULES[settings.robust], settings.max_hostile
         self._method, self._folder = method, folder
         self.bound: float | None = None
@@ -42,6 +49,8 @@ class RoundCombine:
             devices: devices whose updates are combined, in their order.
         """
         self._devices, self._measured = devices, None
+        if self._noisy is not None:
+            return self._noisy()
         if not self._method.combines:
             return MEAN
         inputs = RoundInputs(self._method.shared_model(planned), self._max_hostile, self._folder)

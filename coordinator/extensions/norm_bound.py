@@ -20,7 +20,10 @@ class NormBound(Extension):
 
     @classmethod
     def of_run(cls, run: RunContext) -> Self | None:
-        return cls(run.settings.round.norm_bound, run.norms)
+        section = run.settings.privacy
+        # clipping bounds each step, and a bound by the other updates would let them decide which one counts
+        clips = section is not None and not section.is_local
+        return cls(0 if clips else run.settings.round.norm_bound, run.norms)
 
     def check(self, arrival: Arrival) -> None:
         """Check the numbers of an update that counts.

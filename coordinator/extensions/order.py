@@ -5,6 +5,7 @@ from fleetune.coordinator.extensions.extension import Extension, Extensions, Run
 from fleetune.coordinator.extensions.max_share import MaxShare
 from fleetune.coordinator.extensions.method_diagnostics import MethodDiagnostics
 from fleetune.coordinator.extensions.norm_bound import NormBound
+from fleetune.coordinator.extensions.privacy.private_steps import PrivateSteps
 from fleetune.coordinator.extensions.proposed_work import ProposedWork
 from fleetune.coordinator.extensions.releases import Releases
 from fleetune.coordinator.extensions.reply_claims import ReplyClaims
@@ -17,7 +18,8 @@ ORDER: tuple[type[Extension], ...] = (
     Releases,
     ProposedWork,
     StalenessDiscount,
-    MaxShare,  # last of those that weigh: it limits what an update counts as after all other changes
+    MaxShare,  # it limits what an update counts as after all other changes of its weight
+    PrivateSteps,  # after all that changes an update: nothing may move what it has bounded
     UpdateSteps,
     MethodDiagnostics,
     Downsampling,

@@ -18,6 +18,7 @@ from fleetune.coordinator.metrics.metric import (
     COUNT,
     FRACTION,
     JOULES,
+    NUMBER,
     POINTS,
     SECONDS,
     Metric,
@@ -290,6 +291,17 @@ SAMPLES = Metric(
     device=lambda row: row.num_samples,
     short="samples",
     shown=("device table", "device page"),
+)
+EPSILON = Metric(
+    "epsilon",
+    "epsilon",
+    "What the tasks of a device have spent of its privacy; of a round or run, the largest of all devices.",
+    NUMBER,
+    "lower",
+    round=lambda record: record.epsilon,
+    device=lambda row: _known(row.epsilon),
+    run=lambda summary: None if summary.privacy is UNSET else summary.privacy.epsilon,
+    shown=("run table", "run page", "device page"),
 )
 UPDATES = Metric(
     "updates",

@@ -257,6 +257,39 @@ class RolloutSummary(Struct, frozen=True, omit_defaults=True):
     why: tuple[str, ...] = ()
 
 
+class PrivacySummary(Struct, frozen=True):
+    """What a run with [privacy] has spent (docs/differential-privacy.md).
+
+    Attributes:
+        epsilon: the largest epsilon of any device, tasks of an open round included.
+        delta: probability with which this bound may fail.
+        max_epsilon: limit of epsilon; None without one.
+        tasks, most_tasks: training tasks of the device that was asked most often, and the largest number
+            within `max_epsilon`; None without a limit.
+        noise: "central" or "local".
+        clip, noise_multiplier: as in [privacy].
+        scores: True if devices also send losses and scores, which are outside epsilon.
+    """
+
+    epsilon: float
+    delta: float
+    max_epsilon: float | None
+    tasks: int
+    most_tasks: int | None
+    noise: str
+    clip: float
+    noise_multiplier: float
+    scores: bool
+
+    @property
+    def words(self) -> str:
+        """The spent budget in one line."""
+        limit = "" if self.max_epsilon is None else f" of {self.max_epsilon:g}"
+        tasks = f"{self.tasks}" if self.most_tasks is None else f"{self.tasks} of {self.most_tasks}"
+        spent = f"epsilon {self.epsilon:.3g}{limit}, delta {self.delta:g}; {tasks} tasks"
+        return f"{spent}, {self.noise} noise" + (", scores outside it" if self.scores else "")
+
+
 class DeviceSummary(Struct, frozen=True):
     """Results of a run for one device.
 
@@ -275,6 +308,7 @@ class DeviceSummary(Struct, frozen=True):
             with updates, as a mean over the device's rounds.
         validation: score of the personal model on the validation samples; omitted if there are none.
         group: the device's data group; only in simulations with `data.partition.kind = "group"`.
+        epsilon: what its tasks have spent; only in runs with [privacy].
     """
 
     ratio: float | None = None
@@ -295,6 +329,7 @@ class DeviceSummary(Struct, frozen=True):
     scores: dict[str, float] | UnsetType = UNSET
     validation: float | UnsetType = UNSET
     group: str | UnsetType = UNSET
+    epsilon: float | UnsetType = UNSET
 
     @property
     def took_part(self) -> bool:
@@ -390,6 +425,7 @@ class Summary(Struct, frozen=True, kw_only=True):
         by_encoding: figures of each encoding, largest payload first; only in runs whose coordinator proposes
             encodings.
         agents: number of devices for each reported agent program and version; omitted in simulations.
+        privacy: see `PrivacySummary`; only in runs with [privacy].
         provenance: see `Provenance`.
     """
 
@@ -424,6 +460,7 @@ class Summary(Struct, frozen=True, kw_only=True):
     by_encoding: list[EncodingSummary] | UnsetType = UNSET
     agents: dict[str, int] | UnsetType = UNSET
     provenance: Provenance | UnsetType = UNSET
+    privacy: PrivacySummary | UnsetType = UNSET
 
     @property
     def judged_by(self) -> Score:

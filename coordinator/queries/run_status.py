@@ -11,8 +11,9 @@ from msgspec import Struct, field
 from fleetune.coordinator.extensions.rollout import Rollout
 from fleetune.coordinator.metrics.adoption import LatestAdoption
 from fleetune.coordinator.metrics.diagnostics import diagnostics_line
+from fleetune.coordinator.metrics.privacy import privacy_summary
 from fleetune.coordinator.metrics.registry import AFTER, BEFORE, DURATION, PREDICTED, shown_at
-from fleetune.coordinator.metrics.summary import AdoptionSummary
+from fleetune.coordinator.metrics.summary import AdoptionSummary, PrivacySummary
 from fleetune.coordinator.queries.waiting import schedule_reason, waiting_reason
 from fleetune.coordinator.rounds.engine_state import EngineState
 from fleetune.coordinator.rounds.policies.deadline import keeps_pace
@@ -92,6 +93,7 @@ class RunStatus(Struct, frozen=True, kw_only=True):
         dense_up, dense_down: payload bytes that sending whole float32 models would have taken.
         refused: number of refused messages and replies, by kind.
         adoption: counts of the models that devices deploy, and gains over local-only.
+        privacy: what the run has spent of [privacy]; None in runs without it.
         versions, latest_version: versions of the shared model that canaries test, as one full line and in
             short; "" if the run has no canaries.
     """
@@ -128,6 +130,7 @@ class RunStatus(Struct, frozen=True, kw_only=True):
     dense_down: int = 0
     refused: Mapping[str, int] = field(default_factory=dict)
     adoption: AdoptionSummary | None = None
+    privacy: PrivacySummary | None = None
     versions: str = ""
     latest_version: str = ""
 
@@ -317,6 +320,7 @@ class StatusReader:
             dense_down=4 * self._num_parameters * sum(one.tasks for one in traffic),
             refused=ledger.refusals,
             adoption=self._adoption.summary(),
+            privacy=None if settings.privacy is None else privacy_summary(settings.privacy, state),
             versions="" if rollout is None else rollout.words,
             latest_version="" if rollout is None else rollout.short,
         )

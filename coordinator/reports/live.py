@@ -71,6 +71,8 @@ class LiveView:
         head = [_title(shot), _round(shot, self.devices), *bar, _times(shot), _score(shot), _traffic(shot)]
         if shot.adoption is not None:
             head.append(_line((f"adopted   {', '.join(adoption_texts(shot.adoption, shot.score))}", "")))
+        if shot.privacy is not None:
+            head.append(_line((f"privacy   {shot.privacy.words}", "")))
         if shot.versions:
             head.append(_line((f"versions  {shot.versions}", "")))
         if shot.diagnostics:
@@ -103,6 +105,7 @@ def plain_line(record: RoundRecord, settings: RunSettings) -> str:
             *(_named(name, one, record) for name, one in (("up", BYTES_UP), ("down", BYTES_DOWN))),
             DURATION.unit.text(DURATION.of_round(record)),
             *(_named(one.head, one, record) for one in shown_at("live", _BY_HAND)),
+            *([] if record.epsilon is None else [f"epsilon {record.epsilon:.3g}"]),
             *_adopted(record),
             *([f"diagnostics: {diagnosed}"] if diagnosed else []),
         ]

@@ -10,6 +10,7 @@ from fleetune.coordinator.metrics.adoption import adoption_texts
 from fleetune.coordinator.metrics.diagnostics import PREFIX, as_sentence, metrics_in
 from fleetune.coordinator.metrics.metric import Metric, capital, unit_of
 from fleetune.coordinator.metrics.personal_scores import baseline, better_by, gains, personal, trained
+from fleetune.coordinator.metrics.privacy import few_samples_line
 from fleetune.coordinator.metrics.registry import (
     ADOPTED,
     AFTER,
@@ -22,6 +23,7 @@ from fleetune.coordinator.metrics.registry import (
     DEPLOYED,
     DURATION,
     ENERGY,
+    EPSILON,
     GAIN_OVER_LOCAL_ONLY,
     LOCAL_ONLY,
     PERSONAL,
@@ -59,6 +61,7 @@ _SENT = (BYTES_UP, SHARE_UP, BYTES_DOWN, SHARE_DOWN, DURATION)
 _IN_CARDS = (
     _ONE_MORE,
     *map(wide, (PERSONAL_MEAN, PERSONAL_WEIGHTED, PERSONAL_WORST, DEPLOYED, ENERGY, *_SENT)),
+    wide(EPSILON),  # shown in a card of its own
     # shown in the adoption card
     *map(wide, (LOCAL_ONLY, GAIN_OVER_LOCAL_ONLY, ADOPTED, BELOW_LOCAL_ONLY)),
 )
@@ -140,6 +143,7 @@ def write_page(page: Page) -> bytes:
         *_predictions(summary),
         element("h2", "Devices"),
         _devices(page),
+        *_few_samples(summary),
         element("h2", "Refused"),
         _refusals(summary),
         element("h2", "Settings"),
@@ -187,6 +191,7 @@ def _headline(page: Page) -> Html:
         else None,
         _adoption(summary),
         _rollout(summary),
+        _privacy(summary),
         card("Sent up", _text(BYTES_UP, summary), f"{_text(SHARE_UP, summary)} of whole models"),
         card("Sent down", _text(BYTES_DOWN, summary), f"{_text(SHARE_DOWN, summary)} of whole models"),
         card(
@@ -269,6 +274,22 @@ def _rollout(summary: Summary) -> Html | None:
     counts = f"{found.went_out} went out to all, {found.stopped} stopped"
     out = f"{found.approved} is out" if found.approved else "none is out"
     return card("Version", out, *[trial] * bool(found.trial), counts, *found.why[-1:])
+
+
+def _privacy(summary: Summary) -> Html | None:
+    """Return the section on [privacy]: what was spent, and of what; None without it."""
+    found = summary.privacy
+    if found is UNSET:
+        return None
+    limit = "no limit" if found.max_epsilon is None else f"limit {found.max_epsilon:g}"
+    clipped = f"{found.noise} noise of {found.noise_multiplier:g} times the clip {found.clip:g}"
+    scores = ["scores and losses were sent too; they are outside epsilon"] * found.scores
+    return card("Epsilon", f"{found.epsilon:.3g}", f"delta {found.delta:g}, {limit}", clipped, *scores)
+
+
+def _few_samples(summary: Summary) -> list[Html]:
+    line = few_samples_line(summary.by_device, summary.privacy)
+    return [element("p", line, class_="bad")] if line else []
 
 
 def _methods(page: Page) -> Html:

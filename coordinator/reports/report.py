@@ -16,6 +16,7 @@ from msgspec import UNSET, structs
 
 from fleetune.coordinator.extensions.releases import rollout_in
 from fleetune.coordinator.metrics.personal_scores import with_personal
+from fleetune.coordinator.metrics.privacy import privacy_summary, with_epsilon
 from fleetune.coordinator.metrics.summarise import summarise
 from fleetune.coordinator.metrics.summary import SUMMARY, Host, Provenance, Summary, encoded
 from fleetune.coordinator.reports.page import Page, write_page
@@ -60,6 +61,9 @@ def summary_of(run: Run, *, simulated: bool) -> Summary:
         summary = structs.replace(summary, agents=dict(sorted(agents.items())))
     if controller.finished not in (None, ALL_DONE):
         summary = structs.replace(summary, ended=controller.finished)
+    if (section := run.settings.privacy) is not None:
+        rows = with_epsilon(summary.by_device, section, state)
+        summary = structs.replace(summary, privacy=privacy_summary(section, state), by_device=rows)
     if run.settings.proposes_ratios:
         used = by_encoding(records) or UNSET
         summary = structs.replace(summary, by_ratio=by_ratio(records), by_encoding=used)

@@ -79,6 +79,8 @@ def run_table(summary: Summary, rivals: Mapping[str, Summary] | None = None) -> 
     lines = [f"personal models: {summary.who_took_part}"] if summary.who_took_part else []
     if summary.ended is not UNSET:
         lines.append(f"training is over: {summary.ended}")
+    if summary.privacy is not UNSET:
+        lines.append(summary.privacy.words)
     if lines:
         table.caption = readable.printable("; ".join(lines))
     table.columns[len(_RUN)].no_wrap = False  # "1 min 10 s" should wrap before a name does

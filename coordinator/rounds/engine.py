@@ -20,6 +20,7 @@ Where each decision is made:
 - when a round may open: `rounds.policies.schedule`
 - devices that never answer, and their back-off: `rounds.policies.unresponsive`
 - whether a reply counts: `rounds.rejections`
+- how many tasks a device may get: `rounds.policies.task_limit`
 - rounds that break training: `rounds.rollback`
 - semi-asynchronous rounds: `rounds.policies.semi_asynchronous`
 
@@ -63,6 +64,7 @@ from fleetune.coordinator.rounds.policies.schedule import Schedule
 from fleetune.coordinator.rounds.policies.selection import START_S, draw, final_evaluators, needed, pool
 from fleetune.coordinator.rounds.policies.semi_asynchronous import decide_window, draw_idle, expire
 from fleetune.coordinator.rounds.policies.stragglers import Decision, decide
+from fleetune.coordinator.rounds.policies.task_limit import TaskLimit
 from fleetune.coordinator.rounds.policies.unresponsive import note_missed
 from fleetune.coordinator.rounds.proposals.planner import Planner
 from fleetune.coordinator.rounds.rollback import DIVERGED, breaks_training, hopeless, roll_back
@@ -81,6 +83,7 @@ class RoundEngine:
 
     Args:
         planner: chooses each participant's budget: ratio, local training and encoding.
+        limit: limits the tasks of each device; None for no limit.
     """
 
     def __init__(
@@ -90,10 +93,12 @@ class RoundEngine:
         state: EngineState | None = None,
         schedule: Schedule = Schedule(),  # noqa: B008 - frozen
         planner: Planner = Planner(),  # noqa: B008 - frozen
+        limit: TaskLimit | None = None,
     ) -> None:
-        self._planner = planner
+        self._planner, self._limit = planner, limit or TaskLimit()
         self.state = state or EngineState()
         self.state.group(schedule.pays)
+        self._limit.recall(self.state)
         self._run = run
         self._round = round_
         self.schedule = schedule
@@ -277,7 +282,7 @@ class RoundEngine:
         last, done = self._run.last_round, self.state.rounds_done
         if last is not None and done >= last:
             return self.state.ending.ends or ALL_DONE
-        return self.state.ending.ends or None
+        return self.state.ending.ends or self._limit.over(self.state, self._round)
 
     def _holds(self, now: float) -> bool:
         """True if the next round must wait, because the run is paused or its schedule has none due."""
@@ -302,6 +307,7 @@ class RoundEngine:
         self._note_first_device(now)
         if self._gathers(now):
             return []
+        self._limit.retire(self.state)
         over = None if self.state.paused else self._over
         if over is not None:
             return self._end(over, now)
@@ -366,6 +372,8 @@ class RoundEngine:
         timed = {"asked_at": self.state.timing.seen_at} if self._round.by_utility else {}
         for device in devices:
             self.state.put(device, asked=self.state.round_attempt, answer=None, **timed)
+        if self.state.stage == "training":
+            self._limit.count(self.state, devices)
         tasks = [SendTask(device, *self.state.round_attempt) for device in devices]
         return [*admits, self._start_action(resumed=resumed), *tasks]
 

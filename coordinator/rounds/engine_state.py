@@ -92,6 +92,8 @@ class Member:
         left: True if it stopped early; it then takes part in the final evaluation only.
         refusal: reason why it refused to join the run.
         asked: round and attempt of its latest task; NEVER before the first.
+        tasks: number of training tasks that it was asked to do. Each attempt counts, also if the device did
+            not answer or the round was undone, because the task may have been done.
         answer: its answer to that task. "expired": it took too long (see
             `coordinator.rounds.policies.semi_asynchronous`).
         declined_round: the latest round it declined, 0 for none.
@@ -111,6 +113,7 @@ class Member:
     left: bool = False
     refusal: str | None = None
     asked: RoundAttempt = NEVER
+    tasks: int = 0
     answer: Answer | None = None
     declined_round: int = 0
     declined_reason: str = ""

@@ -74,6 +74,7 @@ class RoundRecord(Struct, frozen=True, omit_defaults=True):
         participants: the selected devices; in semi-asynchronous runs, devices at work or with a reply.
         devices: the accepted replies.
         diagnostics: the method's diagnostics of its state after the round.
+        epsilon: the largest epsilon of any device when the round closed; None without [privacy].
     """
 
     number: int
@@ -84,6 +85,7 @@ class RoundRecord(Struct, frozen=True, omit_defaults=True):
     participants: tuple[str, ...]
     devices: dict[str, DeviceRound]
     diagnostics: Diagnostics = field(default_factory=dict)
+    epsilon: float | None = None
 
 
 class Traffic(Struct):

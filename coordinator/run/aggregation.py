@@ -1,7 +1,7 @@
 """A run's method with its state, and the aggregation that turns a round's updates into the next state."""
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -110,6 +110,8 @@ class Aggregation:
         tasks: tasks of the open round.
         open_round: replies of the open round.
         combine: combines the updates of each round.
+        compares: True if updates may be compared with each other, to find the one that broke a round. With
+            central noise they may not: only their noised sum leaves the coordinator.
 
     Attributes:
         merged: state after the latest aggregation; None if it held non-finite numbers.
@@ -123,7 +125,10 @@ class Aggregation:
         tasks: Tasks,
         open_round: OpenRound,
         combine: RoundCombine,
+        *,
+        compares: bool = True,
     ) -> None:
+        self._compares = compares
         self._method, self._extensions, self._norms = method, extensions, norms
         self._tasks, self._open, self._combine = tasks, open_round, combine
         self.merged: Any = None
@@ -169,7 +174,8 @@ class Aggregation:
 
         def noted() -> Iterator[tuple[DeviceId, Any]]:
             for device, update in self.updates(number, devices):
-                sizes[device] = sizes_of(update)
+                if self._compares:
+                    sizes[device] = sizes_of(update)
                 yield device, update
                 del update  # before the next one is read
 

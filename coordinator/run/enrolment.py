@@ -8,6 +8,7 @@ from typing import Literal
 
 from msgspec import UNSET, UnsetType
 
+from fleetune.coordinator.extensions.privacy.accountant import most_tasks
 from fleetune.coordinator.run.models import Model, find_model
 from fleetune.coordinator.run.starting_weights import start_of
 from fleetune.protocols.errors import SettingError
@@ -102,6 +103,8 @@ def beginning_of(settings: RunSettings, model: Model, runs: Path) -> Beginning:
         late=settings.objective.late if settings.proposes_ratios else UNSET,
         encodings=settings.uplinks[1:] or UNSET,
         asks_validation=True if validation_fraction else UNSET,
+        privacy=settings.privacy or UNSET,
+        most_tasks=(settings.privacy and most_tasks(settings.privacy)) or UNSET,
     )
     return Beginning(enrolment, backbone)
 

@@ -15,6 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from fleetune.coordinator.combine.rules import check_rule
+from fleetune.coordinator.extensions.privacy.checks import check_privacy
 from fleetune.coordinator.rounds.policies.semi_asynchronous import check_method
 from fleetune.coordinator.run.changed_settings import (
     Differences,
@@ -111,6 +112,7 @@ def _prepare(
     method = method_of(enrolment)
     check_method(settings, method)
     check_rule(settings, method)
+    check_privacy(settings, method)
     if method.needs_validation and not settings.data.validation_fraction:
         name = settings.method["name"]
         raise SettingError(f"data.validation_fraction: {name} needs validation samples here, e.g. 0.2")
@@ -160,6 +162,7 @@ def _go_on(
     before = stored_settings(store.get("settings") or b"null", folder)
     settings = going_on(before, settings)
     found, edited = differences(before, settings, enrolment.spec), edited_sources(store, settings)
+    check_privacy(settings, method_of(enrolment))
     if (found or edited) and store.get("engine") is None:
         words = "; ".join(filter(None, (difference_words(found), edited)))
         log.warning("%s: the run starts again, because no device had joined it: %s", folder, words)

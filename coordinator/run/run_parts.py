@@ -1,5 +1,6 @@
 """The parts of a run, and the function that builds and connects them."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 from fleetune.coordinator.combine.round_combine import RoundCombine
 from fleetune.coordinator.extensions.extension import Extensions, RunContext
 from fleetune.coordinator.extensions.order import extensions_of
+from fleetune.coordinator.extensions.privacy.noisy_mean import noisy_mean
 from fleetune.coordinator.extensions.update_norms import UpdateNorms
 from fleetune.coordinator.rounds.engine_state import EngineState, RoundAttempt
 from fleetune.coordinator.run.aggregation import Aggregation, MethodRun
@@ -19,7 +21,9 @@ from fleetune.coordinator.tasks.assignment import Tasks
 from fleetune.coordinator.tasks.device_models import DeviceModels
 from fleetune.coordinator.tasks.downlink import Downlink
 from fleetune.protocols.method.method import DeviceId, Method
+from fleetune.protocols.private_noise import secret_normal
 from fleetune.protocols.settings.run_settings import RunSettings
+from fleetune.protocols.update.combine import Combine
 from fleetune.protocols.update.encodings import RAW
 from fleetune.protocols.wire.messages import TransferKey
 from fleetune.protocols.wire.payloads import Enrolment, run_key
@@ -111,12 +115,16 @@ def parts_of(
     """
     running = MethodRun(method, enrolment.weights, store)
     norms = UpdateNorms(method, lambda: running.state)
-    combine = RoundCombine(settings.round, method, store.path.parent)
+    noisy = _noisy(settings, state, in_process=in_process)
+    combine = RoundCombine(settings.round, method, store.path.parent, noisy)
     extensions = extensions_of(RunContext(settings, enrolment.learns, method, store, state, norms, combine))
     outlive = settings.round.mode != "synchronous"
     downlink = _downlink(settings, enrolment, method, store, state, in_process=in_process)
     tasks = Tasks(store, method.spec, method.task_type, outlive, extensions.before_send, downlink)
     open_round = OpenRound(store, OpenReplies(store, method, in_memory=in_process))
+    aggregation = Aggregation(
+        running, extensions, norms, tasks, open_round, combine, compares=noisy is None
+    )
     return RunParts(
         settings=settings,
         enrolment=enrolment,
@@ -127,8 +135,24 @@ def parts_of(
         open_round=open_round,
         accounts=Accounts(),
         extensions=extensions,
-        aggregation=Aggregation(running, extensions, norms, tasks, open_round, combine),
+        aggregation=aggregation,
         rows=DeviceRows(store),
+    )
+
+
+def _noisy(
+    settings: RunSettings, state: EngineState, *, in_process: bool
+) -> Callable[[], Combine] | None:
+    """Return a function that returns the noisy mean of the open round; None if [privacy] asks for none here.
+
+    A simulation draws the noise from a key of the round, so that it can be repeated; a fleet never does.
+    """
+    section = settings.privacy
+    if section is None or section.is_local:
+        return None
+    key = run_key(settings.run.seed).child("privacy")
+    return lambda: noisy_mean(
+        section, key.child(*state.round_attempt).normal if in_process else secret_normal
     )
 
 

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from msgspec import UNSET
+
 from fleetune.coordinator.serving.device_sessions import DeviceSession
 from fleetune.coordinator.tasks.downlink import LOSSLESS
 from fleetune.protocols.update.encodings import RAW
@@ -20,7 +22,9 @@ def features_needed(enrolment: Enrolment) -> Features:
     for_tasks = () if down == RAW else (down, LOSSLESS)
     names = dict.fromkeys((*for_tasks, *(one.name for one in enrolment.uplinks)))
     return Features(
-        encodings=tuple(name for name in names if name != RAW), masks=("coded",) if for_tasks else ()
+        encodings=tuple(name for name in names if name != RAW),
+        masks=("coded",) if for_tasks else (),
+        updates=() if enrolment.privacy is UNSET else ("private",),
     )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+from msgspec import UNSET
 
 from fleetune.edge_agent.budget.ratio_controller import read_ratio_controller
 from fleetune.edge_agent.doctor.check_result import CheckResult, refused
@@ -18,7 +19,7 @@ from fleetune.edge_agent.state.agent_store import AgentStore
 from fleetune.edge_agent.stream.sample_store import SampleStore
 from fleetune.edge_agent.stream.sample_stream import check_stream, without_password
 from fleetune.edge_agent.stream.status import status
-from fleetune.edge_agent.training.device_data import check_fits, check_source, split
+from fleetune.edge_agent.training.device_data import check_fits, check_source, num_training_samples, split
 from fleetune.edge_agent.training.onnx_providers import check_version
 from fleetune.edge_agent.training.trainers import (
     IMPORT_BYTES,
@@ -29,6 +30,7 @@ from fleetune.edge_agent.training.trainers import (
     room_problem,
 )
 from fleetune.protocols.conditions import Conditions
+from fleetune.protocols.settings.privacy import FEW_SAMPLES
 from fleetune.protocols.settings.section import PROCESSOR
 from fleetune.protocols.wire.payloads import Enrolment
 
@@ -76,8 +78,9 @@ def data(source: str, test_fraction: float, enrolment: Enrolment | None) -> Iter
     elif found.y.shape[1]:
         words = f", labels of {found.y.shape[1]} numbers"
     text = f"{len(found.y)} samples of {shape}{words}"
+    validation_fraction = 0.0 if enrolment is None else enrolment.validation_fraction
     if enrolment is not None:
-        parts = split(found, test_fraction, enrolment.validation_fraction)
+        parts = split(found, test_fraction, validation_fraction)
         check_fits(parts, enrolment.spec, enrolment.learns)
         text += f"; they fit {enrolment.spec.name} of run {enrolment.run}"
     if found.y.ndim == 1 and len(classes) < 2:
@@ -85,8 +88,22 @@ def data(source: str, test_fraction: float, enrolment: Enrolment | None) -> Iter
             "if this device sees other classes, add samples of them; else the model predicts only this class"
         )
         yield CheckResult("warn", "data", text, remedy)
+    else:
+        yield CheckResult("ok", "data", text)
+    yield from _few_samples(num_training_samples(found, test_fraction, validation_fraction), enrolment)
+
+
+def _few_samples(num_train: int, enrolment: Enrolment | None) -> Iterator[CheckResult]:
+    """Warn of so few training samples that an update can give them back, unless noise hides each update."""
+    section = UNSET if enrolment is None else enrolment.privacy
+    if num_train >= FEW_SAMPLES or (section is not UNSET and section.is_local):
         return
-    yield CheckResult("ok", "data", text)
+    yield CheckResult(
+        "warn",
+        "privacy",
+        f"{num_train} training samples: one update of a first round can give them back to its reader",
+        f'collect at least {FEW_SAMPLES}, or join runs with [privacy] and noise = "local" only',
+    )
 
 
 def stream(source: str, path: Path | None, test_fraction: float) -> Iterator[CheckResult]:
@@ -117,8 +134,9 @@ def stream(source: str, path: Path | None, test_fraction: float) -> Iterator[Che
         counts = ", ".join(f"{count} {kind}" for kind, (count, _) in found.refused.items())
         remedy = "edge-agent samples lists the rejected samples with the reasons"
         yield CheckResult("warn", "data", f"{text}; rejected: {counts}", remedy)
-        return
-    yield CheckResult("ok", "data", text)
+    else:
+        yield CheckResult("ok", "data", text)
+    yield from _few_samples(train, None)
 
 
 def trainers(

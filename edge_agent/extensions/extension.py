@@ -16,10 +16,11 @@ from fleetune.edge_agent.training.local_training import LocalTrainer
 from fleetune.edge_agent.training.optimisers.optimiser_states import RoundOptimiserStates
 from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.wire.payloads import Enrolment
+from fleetune.protocols.wire.payloads import Enrolment, Measures
 from fleetune.protocols.wire.release import Release
 
 S = TypeVar("S")
+U = TypeVar("U")
 Slots = Mapping[str, Any]
 """The states of a session, by the name of the extension or feature that owns each."""
 
@@ -44,6 +45,7 @@ class RunStart:
         num_validation: number of the device's validation samples, which are in order of arrival.
         samples: fingerprint of the validation and test samples.
         session_keeps_newest: True in a simulation, whose sessions hold the newest model without a file.
+        simulated: True in a simulation, whose results must be repeatable; noise then comes from keys.
     """
 
     enrolment: Enrolment
@@ -52,6 +54,7 @@ class RunStart:
     num_validation: int = 0
     samples: str = ""
     session_keeps_newest: bool = False
+    simulated: bool = False
 
     @classmethod
     def of(
@@ -61,10 +64,11 @@ class RunStart:
         files: DeployedFiles,
         *,
         session_keeps_newest: bool = False,
+        simulated: bool = False,
     ) -> Self:
         """Return the values from a trainer that has its data."""
         num_validation, samples = trainer.data.compared.size, trainer.data.fingerprint
-        return cls(enrolment, trainer, files, num_validation, samples, session_keeps_newest)
+        return cls(enrolment, trainer, files, num_validation, samples, session_keeps_newest, simulated)
 
 
 @dataclass
@@ -149,6 +153,18 @@ class Extension(Generic[S]):
         """
         return state
 
+    def outgoing(self, round_: TrainingRound, task: Any, update: U) -> U:  # noqa: ARG002
+        """Return the update as it leaves the device; not called in a final evaluation.
+
+        Raises:
+            PacketError: the update cannot be sent as the run asks.
+        """
+        return update
+
+    def reported(self, measures: Measures) -> Measures:
+        """Return the scores and losses as they leave the device."""
+        return measures
+
 
 @dataclass(frozen=True)
 class ExtensionChain:
@@ -172,3 +188,15 @@ class ExtensionChain:
             state = one.after_training(round_, result, round_.slots.pop(one.name, None))
             if state is not None:
                 round_.slots[one.name] = state
+
+    def outgoing(self, round_: TrainingRound, task: Any, update: U) -> U:
+        """Return the update after `Extension.outgoing` of every extension."""
+        for one in self.extensions:
+            update = one.outgoing(round_, task, update)
+        return update
+
+    def reported(self, measures: Measures) -> Measures:
+        """Return the measures after `Extension.reported` of every extension."""
+        for one in self.extensions:
+            measures = one.reported(measures)
+        return measures

@@ -1,7 +1,7 @@
 """The order of the extensions. A device's run names them only here.
 
 An extension may read the states of those before it: adoption compares with the local-only model and deploys
-the versions of a roll-out.
+the versions of a roll-out. Privacy comes last: nothing may change what it has bounded.
 """
 
 from typing import Any
@@ -11,8 +11,9 @@ from fleetune.edge_agent.extensions.adoption.roll_out import RollOut
 from fleetune.edge_agent.extensions.extension import Extension, ExtensionChain, RunStart
 from fleetune.edge_agent.extensions.local_only import LocalOnly
 from fleetune.edge_agent.extensions.optimiser_states import OptimiserStates
+from fleetune.edge_agent.extensions.privacy import Privacy
 
-ORDER: tuple[type[Extension[Any]], ...] = (OptimiserStates, LocalOnly, RollOut, Adoption)
+ORDER: tuple[type[Extension[Any]], ...] = (OptimiserStates, LocalOnly, RollOut, Adoption, Privacy)
 
 
 def extensions_of(start: RunStart) -> ExtensionChain:

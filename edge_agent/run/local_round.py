@@ -87,6 +87,7 @@ class LocalRound:
             TrainingDiverged: training diverged, or the method's numbers are not finite.
             MethodError: the method's `work` failed.
             StoreError: an extension cannot read or write its files.
+            PacketError: the update cannot be sent as [privacy] asks.
         """
         attempt = RoundAttempt(assignment.round, assignment.attempt, assignment.final_evaluation)
         key = work_key(self._enrolment.seed, attempt.round, attempt.attempt, self._device)
@@ -117,6 +118,9 @@ class LocalRound:
         )
         if attempt.final_evaluation:
             measures = self._with_final_scores(measures, self._method.personal_model(before.state))
+        else:
+            update = self._extensions.outgoing(round_, assignment.task, update)
+        measures = self._extensions.reported(measures)
         return RoundResult(state, update, measures, round_.slots, local_work)
 
     def _with_final_scores(self, measures: Measures, personal: FlatArray) -> Measures:

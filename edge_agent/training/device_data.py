@@ -142,6 +142,11 @@ def split(dataset: Dataset, test_fraction: float, validation_fraction: float) ->
     return _parts(dataset, *_roles(dataset, test_fraction, validation_fraction))
 
 
+def num_training_samples(dataset: Dataset, test_fraction: float, validation_fraction: float) -> int:
+    """Return the number of training samples that `split` would give. Raises DataError as `split`."""
+    return len(_roles(dataset, test_fraction, validation_fraction)[0])
+
+
 def check_source(source: str, test_fraction: float) -> Dataset:
     """Load a device's samples and check everything that does not depend on a run's model.
 

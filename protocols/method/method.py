@@ -83,6 +83,14 @@ class Method(Protocol[S, D, T, U]):
     A run warns at its start if little of its model is in groups of neurons.
     """
 
+    leak: ClassVar[str | None] = "it does not state what its updates reveal (`leak`)"
+    """What its messages reveal of a device's data besides one step's values, as a reason to refuse [privacy].
+
+    None if they reveal nothing else. Then an update is one patch, its entries are chosen without the device's
+    data and are part of the task's patch, and `aggregate` uses updates only in one combination, weighted by
+    `num_samples`. A class states this itself; a subclass does not inherit it.
+    """
+
     diagnostics: ClassVar[tuple[Diagnostic, ...]] = ()
     """Figures that `diagnose_update` and `diagnose_round` report."""
 

@@ -76,6 +76,8 @@ class CD2pFed(ModelAveraging):
         distillation_epochs: epochs in which each part learns from the other.
     """
 
+    leak: ClassVar[str | None] = None
+
     private_share: Annotated[float, Meta(ge=0, lt=1)] = 0.5
     growth_rounds: Annotated[int, Meta(ge=0)] = 100
     strength: Annotated[float, Meta(ge=0)] = 1.0

@@ -202,6 +202,8 @@ class ClusterFL(PersonalDevice[ServerState, PullTask, Update]):
             do not settle. The default is 8 * attract.
     """
 
+    leak: ClassVar[str | None] = "devices are grouped by the similarity of their models"
+
     spec: ModelSpec
     num_groups: Annotated[int, Meta(ge=1)] = 3
     shrink: Annotated[float, Meta(gt=0)] = 0.1

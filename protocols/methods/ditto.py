@@ -44,6 +44,8 @@ class Ditto(AveragedModel[ClientState]):
         personal_epochs: s, number of epochs of the personal model; the default is the run's epochs.
     """
 
+    leak: ClassVar[str | None] = None
+
     pull: Annotated[float, Meta(ge=0)] = 1.0
     personal_epochs: Annotated[int, Meta(ge=1, le=1000)] | None = None
 

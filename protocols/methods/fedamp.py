@@ -100,6 +100,10 @@ class FedAMP(PersonalTargets[ServerState]):
         self_share: xi_ii of `cosine`, share of a device in its own mixture.
     """
 
+    leak: ClassVar[str | None] = (
+        "devices' models are mixed by their similarity, so one step changes the mixture without a bound"
+    )
+
     form: Literal["distance", "cosine"] = "distance"
     alpha: Annotated[float, Meta(gt=0)] = 1.0
     sigma: Annotated[float, Meta(gt=0)] = 10.0

@@ -24,6 +24,8 @@ class FedAvg(ModelAveraging):
             FedAvg.
     """
 
+    leak: ClassVar[str | None] = None
+
     serves_shared_model: ClassVar[bool] = True
 
     server_rate: Annotated[float, Meta(gt=0, le=10)] = 1.0

@@ -11,7 +11,7 @@ model always exists. This does not influence the shared model.
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta
 
@@ -42,6 +42,8 @@ class FedBABU(BodyAveraging[ClientState]):
             the body alone.
         fine_tuning_epochs: number of epochs of fine-tuning.
     """
+
+    leak: ClassVar[str | None] = None
 
     fine_tuned: Literal["head", "all"] = "head"
     fine_tuning_epochs: Annotated[int, Meta(ge=1, le=1000)] = 5

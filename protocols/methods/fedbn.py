@@ -20,6 +20,8 @@ class FedBN(ModelAveraging):
     A personal model joins the device's own normalisation layers to the other trained layers.
     """
 
+    leak: ClassVar[str | None] = None
+
     by_samples: ClassVar[bool] = False
 
     @cached_property

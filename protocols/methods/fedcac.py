@@ -99,6 +99,8 @@ class FedCAC(PersonalDevice[ServerState, Task, Update]):
             it.
     """
 
+    leak: ClassVar[str | None] = "a device marks its critical parameters by its data, and the marks are sent"
+
     spec: ModelSpec
     tau: Annotated[float, Meta(gt=0, le=1)] = 0.5
     beta: Annotated[int, Meta(ge=0)] = EARLIER_BETA

@@ -10,6 +10,7 @@ at the coordinator in every round; a bandit chooses the ratio by the devices' sp
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from fleetune.protocols.method.submodels import Scores, SubModels, norms
 from fleetune.protocols.method.trainer import FitPlan, Trainer
@@ -20,6 +21,8 @@ from fleetune.protocols.randomness import Key
 @dataclass(frozen=True)
 class FedMP(SubModels):
     """The method FedMP, which has no settings."""
+
+    leak: ClassVar[str | None] = "a device chooses by its data which neurons it sends"
 
     def importance(self, weights: FlatArray, trainer: Trainer, key: Key) -> Sequence[Scores]:
         """Return the l1 norm of each neuron's parameters after an epoch of training."""

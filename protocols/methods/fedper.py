@@ -10,7 +10,7 @@ Personal layers never travel.
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
@@ -26,6 +26,8 @@ class FedPer(ModelAveraging):
         personal_layers: K_P, number of personal layers, counted from the end. The paper counts a residual
             block as one; here each of its convolutions counts.
     """
+
+    leak: ClassVar[str | None] = None
 
     personal_layers: Annotated[int, Meta(ge=1)] = 1
 

@@ -20,6 +20,8 @@ class FedProx(ModelAveraging):
         proximal: mu, strength of the pull towards the shared model; 0 is FedAvg.
     """
 
+    leak: ClassVar[str | None] = None
+
     serves_shared_model: ClassVar[bool] = True
 
     proximal: Annotated[float, Meta(ge=0)] = 0.01

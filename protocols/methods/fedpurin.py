@@ -189,6 +189,8 @@ class FedPURIN(Method[ServerState, ClientState, Task, Update]):
     rounded to float16 before scoring. A threshold has a tolerance of 1e-12 for ties.
     """
 
+    leak: ClassVar[str | None] = "a device chooses by its data which entries it sends, and the choice is sent"
+
     spec: ModelSpec
     tau: Annotated[float, Meta(gt=0, le=1)] = 0.5
     beta: Annotated[int, Meta(ge=0)] = EARLIER_BETA

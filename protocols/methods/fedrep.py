@@ -37,6 +37,8 @@ class FedRep(BodyAveraging[PersonalModel], PersonalDevice[SharedModel, Task, Upd
         body_epochs: number of epochs of the body; the default is the run's epochs. The paper has 1 or 5.
     """
 
+    leak: ClassVar[str | None] = None
+
     head_epochs: Annotated[int, Meta(ge=1, le=1000)] = 10
     body_epochs: Annotated[int, Meta(ge=1, le=1000)] | None = None
 

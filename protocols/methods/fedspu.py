@@ -87,6 +87,8 @@ class FedSPU(Method[ServerState, ClientState, Task, Update]):
     during work changes nothing, because the task already names the neurons.
     """
 
+    leak: ClassVar[str | None] = None
+
     spec: ModelSpec
     early_stopping: bool = False
     loss_weight: Annotated[float, Meta(ge=0, le=1)] = 0.7

@@ -9,6 +9,7 @@ and keeps ceil(p * n) neurons. FedSPU's section 5.1 and its authors' code train 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -22,6 +23,8 @@ from fleetune.protocols.update.selection import ChosenNeurons
 @dataclass(frozen=True)
 class FjORD(SubModels):
     """The method FjORD, which has no settings."""
+
+    leak: ClassVar[str | None] = None
 
     def first_selection(self, ratio: float) -> ChosenNeurons:
         """Return the leftmost neurons, which both sides can compute from the start."""

@@ -8,6 +8,7 @@ size.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from fleetune.protocols.method.submodels import Scores, SubModels, norms
 from fleetune.protocols.method.trainer import FitPlan, Trainer
@@ -18,6 +19,8 @@ from fleetune.protocols.randomness import Key
 @dataclass(frozen=True)
 class Hermes(SubModels):
     """The method Hermes, which has no settings."""
+
+    leak: ClassVar[str | None] = "a device chooses by its data which neurons it sends"
 
     def importance(self, weights: FlatArray, trainer: Trainer, key: Key) -> Sequence[Scores]:
         """Return the l2 norm of each neuron's parameters after an epoch of training."""

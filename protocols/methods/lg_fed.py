@@ -13,7 +13,7 @@ model. The code shares the last 3 of 4 layers on MNIST and the last 2 of 5 on CI
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta
 
@@ -29,6 +29,8 @@ class LGFed(ModelAveraging):
         global_layers: number of global layers, counted from the end. `auto` is 3, or all but the first in a
             model of at most 3 layers, as in SRP-pFed's table.
     """
+
+    leak: ClassVar[str | None] = None
 
     global_layers: Annotated[int, Meta(ge=1)] | Literal["auto"] = "auto"
 

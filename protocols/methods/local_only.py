@@ -18,6 +18,8 @@ from fleetune.protocols.update.patch import NOTHING
 class LocalOnly(ModelAveraging):
     """The method local-only, which has no settings; both sides send empty patches."""
 
+    leak: ClassVar[str | None] = "devices send no updates, so there is nothing to protect"
+
     by_samples = False
     not_combined: ClassVar[str] = "its devices send no weights"
 

@@ -20,7 +20,7 @@ not send.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
 from msgspec import Meta
@@ -81,6 +81,8 @@ class LotteryFL(PartAveraging[ClientState]):
         target: r_target, share of weights at or below which pruning stops. The authors' repository has 0.5
             for CIFAR-10, 0.1 for MNIST and EMNIST.
     """
+
+    leak: ClassVar[str | None] = "a device prunes by its accuracy and its data, and sends what is left"
 
     threshold: Annotated[float, Meta(ge=0, le=1)] = 0.5
     rate: Annotated[float, Meta(ge=0, lt=1)] = 0.2

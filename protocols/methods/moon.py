@@ -40,6 +40,8 @@ class MOON(ModelAveraging):
         temperature: T, which divides the cosines.
     """
 
+    leak: ClassVar[str | None] = None
+
     serves_shared_model: ClassVar[bool] = True
 
     strength: Annotated[float, Meta(ge=0)] = 1.0

@@ -91,6 +91,8 @@ class PerFedAvg(ModelAveraging):
     rounds.
     """
 
+    leak: ClassVar[str | None] = None
+
     steps: Annotated[int, Meta(ge=1, le=1000)] | None = None
     adaptation_rate: Annotated[float, Meta(ge=0)] = 0.01
     meta_rate: Annotated[float, Meta(gt=0)] = 0.1

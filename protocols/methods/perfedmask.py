@@ -168,6 +168,8 @@ class PerFedMask(Method[ServerState, ClientState, Task, Update]):
         fine_tuning_epochs: number of epochs of fine-tuning the personal model.
     """
 
+    leak: ClassVar[str | None] = None
+
     diagnostics: ClassVar[tuple[Diagnostic, ...]] = (
         Diagnostic(
             "trainers",

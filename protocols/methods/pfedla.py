@@ -163,6 +163,8 @@ class PFedLA(PersonalDevice[ServerState, Task, Update]):
         hidden: number of neurons in each hidden layer of psi_i.
     """
 
+    leak: ClassVar[str | None] = "the coordinator learns from each device's step how to mix the models"
+
     diagnostics: ClassVar[tuple[Diagnostic, ...]] = (
         Diagnostic(
             "own_share",

@@ -42,6 +42,8 @@ class PFedSD(AveragedModel[ClientState]):
         temperature: temperature of both models' class probabilities.
     """
 
+    leak: ClassVar[str | None] = None
+
     strength: Annotated[float, Meta(ge=0)] = 1.0
     temperature: Annotated[float, Meta(gt=0)] = 1.0
 

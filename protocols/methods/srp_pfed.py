@@ -261,6 +261,8 @@ class SRPpFed(Method[ServerState, ClientState, Task, Update]):
             rate. `whole` sends the whole model and allows no rate above r.
     """
 
+    leak: ClassVar[str | None] = "a device chooses by its data which entries it sends, and reports losses"
+
     spec: ModelSpec
     num_rates: Annotated[int, Meta(ge=1, le=MAX_RATES)] = 10
     draws: Annotated[int, Meta(ge=1, le=MAX_RATES)] = 2

@@ -13,6 +13,7 @@ from fleetune.protocols.settings.adoption import AdoptionSection
 from fleetune.protocols.settings.device import DataSection, ModelSection, TrainingSection
 from fleetune.protocols.settings.encoding import Choice, EncodingSection
 from fleetune.protocols.settings.objective import ObjectiveSection
+from fleetune.protocols.settings.privacy import PrivacySection
 from fleetune.protocols.settings.round import RoundSection
 from fleetune.protocols.settings.run import RunSection
 from fleetune.protocols.settings.schedule import ScheduleSection
@@ -41,6 +42,7 @@ class RunSettings(Settings, frozen=True):
     adoption: AdoptionSection = AdoptionSection()
     encoding: EncodingSection = EncodingSection()
     round: RoundSection = RoundSection()
+    privacy: PrivacySection | None = None
     objective: ObjectiveSection = ObjectiveSection()
     schedule: ScheduleSection = ScheduleSection()
     fleet: FleetSection = FleetSection()

@@ -29,12 +29,14 @@ class Features(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=Tr
         messages: "compact": messages as arrays (`protocols.wire.compact_message`). "renewal": the messages
             that renew a certificate.
         operators: ONNX operators in the graphs of a bundle (`protocols.bundle.graph`).
+        updates: forms of updates. "private": clipped, and with noise if [privacy] asks for it.
     """
 
     encodings: FeatureNames = ()
     masks: FeatureNames = ()
     messages: FeatureNames = ()
     operators: FeatureNames = ()
+    updates: FeatureNames = ()
 
     def without(self, other: "Features") -> "Features":
         """Return the features of this object that `other` lacks, in their order."""
@@ -85,7 +87,11 @@ _READS = Features(
 )
 _READS_2 = _READS.with_all(Features(operators=("Floor", "TopK")))
 _READS_3 = _READS_2.with_all(Features(operators=("Scan",)))
-SETS = (Features(), _READS, _READS_2, _READS_3, _READS_3.with_all(Features(messages=("renewal",))))
+_READS_4 = _READS_3.with_all(Features(messages=("renewal",)))
+SETS = (
+    *(Features(), _READS, _READS_2, _READS_3, _READS_4),
+    _READS_4.with_all(Features(updates=("private",))),
+)
 
 
 class Capabilities(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):

@@ -36,6 +36,7 @@ from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.adoption import AdoptionSection
 from fleetune.protocols.settings.device import TrainingSection
 from fleetune.protocols.settings.encoding import PLAIN, Choice, ValueEncodings, check_encodings
+from fleetune.protocols.settings.privacy import PrivacySection
 from fleetune.protocols.settings.section import Fraction
 from fleetune.protocols.settings.task import TaskSection
 from fleetune.protocols.tasks import CLASSIFICATION, task_of
@@ -86,6 +87,9 @@ class Enrolment:
             proposes no ratios.
         asks_validation: True if devices report their model's score on their validation samples in the final
             evaluation; omitted if the run holds no validation samples out.
+        privacy: the [privacy] section; omitted if the run has none.
+        most_tasks: largest number of tasks that a device may answer with updates, by [privacy]; omitted for
+            any number.
     """
 
     run: RunId
@@ -112,6 +116,8 @@ class Enrolment:
     late: Ratio | UnsetType = UNSET
     encodings: Annotated[tuple[Choice, ...], Meta(max_length=8)] | UnsetType = UNSET
     asks_validation: bool | UnsetType = UNSET
+    privacy: PrivacySection | UnsetType = UNSET
+    most_tasks: Number | UnsetType = UNSET
 
     def __post_init__(self) -> None:
         check_encodings(self.encodings or ())

@@ -2,8 +2,10 @@
 
 import numpy as np
 import pytest
+from msgspec import UNSET
 from tests.conftest import PullToTarget, tiny_spec
 
+from fleetune.coordinator.extensions.privacy.accountant import most_tasks
 from fleetune.coordinator.rounds.engine_state import RoundAttempt
 from fleetune.coordinator.rounds.events import Declined, DeviceReady, Tick
 from fleetune.coordinator.run.enrolment import Beginning
@@ -61,11 +63,13 @@ class Frail(PullToTarget):
 class World:
     """A run with a hostile device, mallory.
 
-    Args: the method's name and settings, the first weights, and `forge(reply)`, which replaces mallory's
-    replies.
+    Args: the method's name and settings, the first weights, `forge(reply)`, which replaces mallory's replies,
+    and the content of [privacy].
     """
 
-    def __init__(self, folder, name, options, weights, *, forge=lambda reply: reply, rounds=4, **round_):
+    def __init__(
+        self, folder, name, options, weights, *, forge=lambda reply: reply, rounds=4, privacy=None, **round_
+    ):
         self.folder, self.forge = folder, forge
         self.settings = parse_run(
             {
@@ -74,8 +78,10 @@ class World:
                 "method": {"name": name, **options},
                 "data": {"validation_fraction": 0.2},
                 "round": {"start_with": len(DEVICES), "deadline_s": 10.0, **round_},
+                **({} if privacy is None else {"privacy": privacy}),
             }
         )
+        section = self.settings.privacy
         self.enrolment = Enrolment(
             run="r",
             seed=0,
@@ -89,6 +95,8 @@ class World:
             flops_per_sample=1.0,
             activation_bytes_per_sample=1.0,
             weights=weights,
+            privacy=section or UNSET,
+            most_tasks=(section and most_tasks(section)) or UNSET,
         )
         self.run = open_run(self.settings, folder, durable=False, beginning=Beginning(self.enrolment))
         _open.append(self)

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 PAGE = Path(__file__).parents[2] / "docs" / "wire.md"
-KINDS = ("encodings", "masks", "messages", "operators")
+KINDS = ("encodings", "masks", "messages", "operators", "updates")
 
 
 def sets():

@@ -112,6 +112,8 @@ class DCPFL(GroupDevelopment, Method[ServerState, ClientState, Task, Update]):
     the layers that both send.
     """
 
+    leak: ClassVar[str | None] = "devices report losses, and are grouped by the similarity of their models"
+
     state_type, device_state_type = ServerState, ClientState
     task_type, update_type = Task, Update
     not_combined: ClassVar[str] = "it averages within groups that the updates themselves form"

@@ -188,6 +188,10 @@ class KAPC(Method[ServerState, ClientState, Task, Update]):
             uploads.
     """
 
+    leak: ClassVar[str | None] = (
+        "devices' models are mixed by their similarity, so one step changes the mixture without a bound"
+    )
+
     spec: ModelSpec
     coaching: Annotated[float, Meta(ge=0)] = 1.0
     equal_sharing: Annotated[float, Meta(ge=0)] = 0.005
@@ -424,6 +428,10 @@ class KAPCwithBLS(KAPC):
 
     A device's ratio also limits Omega. It is a share of layers, not of bytes.
     """
+
+    leak: ClassVar[str | None] = (
+        "devices' models are mixed by their similarity, and layers are sent by how much they changed"
+    )
 
     self_threshold: Annotated[float, Meta(ge=0, le=1)] = 0.7
     search: bls.Search = "largest"

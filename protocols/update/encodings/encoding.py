@@ -128,11 +128,14 @@ class Encoding(Protocol):
         lossless: True if `decode` gives the same bits.
         on_average: True if one update is mostly noise and the mean of many is right, so that there is no
             residual. Tasks use another encoding, because no mean is taken over tasks.
+        leak: what its bytes reveal of a device's data besides the values, as a reason to refuse [privacy];
+            None if nothing. A class states this itself.
     """
 
     name: ClassVar[str]
     lossless: ClassVar[bool]
     on_average: ClassVar[bool] = False
+    leak: ClassVar[str | None] = "it does not state what its bytes reveal (`leak`)"
 
     @property
     def cost(self) -> EncodingCost:

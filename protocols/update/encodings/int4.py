@@ -19,6 +19,7 @@ class Int4(Blockwise):
     floor: float = 0.4
 
     name = "int4"
+    leak = None
     cost = EncodingCost(4 * 0.048, encode_ns=12, decode_ns=5, held_bytes=8, relative_error=0.13)
     largest = 7
 

@@ -16,6 +16,7 @@ class Int8(Blockwise):
     floor: float = 0.03
 
     name = "int8"
+    leak = None
     cost = EncodingCost(4 * 0.13, encode_ns=15, decode_ns=5, held_bytes=8, relative_error=0.009)
     largest = 127
 

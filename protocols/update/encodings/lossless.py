@@ -42,6 +42,7 @@ class Lossless(Chunked):
     """
 
     name = "lossless"
+    leak = None
     cost = EncodingCost(bytes_per_value=4 * 0.46, encode_ns=20, decode_ns=16)
     lossless = True
 

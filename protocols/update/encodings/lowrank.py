@@ -48,6 +48,7 @@ class LowRank(Encoding):
     step: float = 4.0
 
     name = "lowrank"
+    leak = None
     lossless = False
 
     def __post_init__(self) -> None:

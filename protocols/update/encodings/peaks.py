@@ -62,6 +62,7 @@ class Peaks(Encoding):
     bits: float = 0.02
 
     name = "peaks"
+    leak = "it sends the places of the largest sums, which follow from the device's data"
     lossless = False
     on_average = True
 

@@ -19,6 +19,7 @@ class Raw(Encoding):
     """
 
     name = "raw"
+    leak = None
     cost = EncodingCost(bytes_per_value=4 * 0.92, encode_ns=4, decode_ns=4)
     lossless = True
 

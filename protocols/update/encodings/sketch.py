@@ -65,6 +65,7 @@ class Sketch(Encoding):
     step: float = 0.0
 
     name = "sketch"
+    leak = None
     lossless = False
     on_average = True
 

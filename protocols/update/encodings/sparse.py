@@ -57,6 +57,7 @@ class Sparse(Encoding):
     span: Literal["mean", "all"] = "mean"
 
     name = "sparse"
+    leak = "it sends the places of the largest changes, which follow from the device's data"
     lossless = False
 
     def __post_init__(self) -> None:

@@ -13,6 +13,7 @@ from fleetune.coordinator.extensions.max_share import MaxShare
 from fleetune.coordinator.extensions.method_diagnostics import MethodDiagnostics
 from fleetune.coordinator.extensions.norm_bound import NormBound
 from fleetune.coordinator.extensions.order import ORDER
+from fleetune.coordinator.extensions.privacy.private_steps import PrivateSteps
 from fleetune.coordinator.extensions.proposed_work import ProposedWork
 from fleetune.coordinator.extensions.releases import Releases
 from fleetune.coordinator.extensions.reply_claims import ReplyClaims
@@ -32,16 +33,17 @@ def test_the_order():
         ProposedWork,
         StalenessDiscount,
         MaxShare,
+        PrivateSteps,
         UpdateSteps,
         MethodDiagnostics,
         Downsampling,
     ) == ORDER
 
 
-def test_claims_are_checked_before_anything_is_computed_and_shares_are_limited_last():
+def test_claims_are_checked_first_shares_limited_after_other_weights_and_steps_bounded_last():
     weighing = [one for one in ORDER if one.weigh is not Extension.weigh]
     assert ORDER[0] is ReplyClaims
-    assert weighing[-1] is MaxShare
+    assert weighing[-2:] == [MaxShare, PrivateSteps]
 
 
 @pytest.mark.parametrize("kind", ORDER)

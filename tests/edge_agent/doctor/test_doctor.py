@@ -19,6 +19,7 @@ from typing import get_args
 
 import numpy as np
 import pytest
+from msgspec import UNSET
 from tests.helpers import boards, card
 from tests.helpers.errors import raises
 from tests.helpers.own_mosquitto import mosquitto, needs_mosquitto, serving, tls_mosquitto
@@ -42,6 +43,7 @@ from fleetune.edge_agent.training.trainers import IMPORT_BYTES
 from fleetune.firmware_profiles import load
 from fleetune.protocols.errors import DataError, RefusalReason, TransportError
 from fleetune.protocols.settings.device import TrainingSection
+from fleetune.protocols.settings.privacy import PrivacySection
 from fleetune.protocols.update import codec
 from fleetune.protocols.wire.payloads import Enrolment
 from fleetune.protocols.wire.transport.mqtt import Broker, MqttTransport, parse_broker
@@ -702,12 +704,23 @@ def test_samples_that_do_not_fit_the_run(tmp_path, spec, weights):
     np.savez(tmp_path / "five.npz", x=x, y=y)
     np.savez(tmp_path / "four.npz", x=x[:, :4], y=y)
     np.savez(tmp_path / "alike.npz", x=x * y[:, None], y=y * 0)
-    (good,) = training.data(f"npz:{tmp_path}/four.npz", 0.3, enrolment)
+    good, few = training.data(f"npz:{tmp_path}/four.npz", 0.3, enrolment)
+    assert (few.verdict, few.what, "training samples" in few.found) == ("warn", "privacy", True)
+    assert "32" in few.remedy
     assert all(one in good.found for one in ("30 samples", "3 classes", "10 to 10", "tiny", "r1"))
     with raises(DataError, "five.npz", "(5,)"):
         list(training.data(f"npz:{tmp_path}/five.npz", 0.3, enrolment))
-    (alike,) = training.data(f"npz:{tmp_path}/alike.npz", 0.3, None)
+    alike, _ = training.data(f"npz:{tmp_path}/alike.npz", 0.3, None)
     assert (alike.verdict, "classes" in alike.remedy) == ("warn", True)
+
+
+@pytest.mark.parametrize(
+    ("count", "noise", "warned"), [(32, None, 0), (31, None, 1), (31, "central", 1), (31, "local", 0)]
+)
+def test_few_training_samples_are_a_warning_unless_each_update_has_noise(count, noise, warned, spec):
+    section = UNSET if noise is None else PrivacySection(clip=1, noise_multiplier=1, delta=1e-5, noise=noise)
+    found = list(training._few_samples(count, SimpleNamespace(privacy=section)))
+    assert [one.what for one in found] == ["privacy"] * warned
 
 
 def trainer_results(*arguments, **options):
@@ -810,7 +823,8 @@ def test_a_stream_with_rejected_samples(tmp_path, monkeypatch):
     for refused, verdict in (({}, "ok"), ({"shape": (3, "why")}, "warn")):
         found = SimpleNamespace(classes=[SimpleNamespace(train=5, test=2)], num_bytes=10**6, refused=refused)
         monkeypatch.setattr(training, "status", lambda *_, found=found: found)
-        (result,) = training.stream("watch:folder", tmp_path, 0.3)
+        result, few = training.stream("watch:folder", tmp_path, 0.3)
+        assert few.what == "privacy"
         assert (result.verdict, "5 training and 2 test" in result.found) == (verdict, True)
         assert ("edge-agent samples" in result.remedy) == (verdict == "warn")
 

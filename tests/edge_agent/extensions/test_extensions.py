@@ -24,6 +24,7 @@ from fleetune.protocols.methods import create
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.adoption import AdoptionSection
 from fleetune.protocols.settings.device import TrainingSection
+from fleetune.protocols.settings.privacy import PrivacySection
 from fleetune.protocols.tasks.score_gain import Gain
 from fleetune.protocols.update import codec
 from fleetune.protocols.wire.payloads import Enrolment, Measures
@@ -70,7 +71,8 @@ def start(folder, **changes):
     figures = (0.0, 1.0, 0.2, 1.0, 1.0, 1.0)
     enrolment = Enrolment("r", 0, SPEC, {"name": "fedavg"}, training, *figures, START)
     section = AdoptionSection(enabled=True, canary=0.5)
-    enrolment = replace(enrolment, **{"adoption": section, **changes})
+    privacy = PrivacySection(clip=1.0, noise_multiplier=1.0, delta=1e-5)
+    enrolment = replace(enrolment, **{"adoption": section, "privacy": privacy, **changes})
     files = DeployedFiles.next_to(AgentStore(folder).deployed)
     return RunStart(enrolment, Trainer(), files, num_validation=20, samples="today")
 
@@ -93,11 +95,14 @@ def played(chain, slots, **asked):
 
 def test_the_order_is_the_one_that_adoption_needs():
     """Adoption reads the local-only model and the versions of this very round."""
-    assert [one.name for one in ORDER] == ["optimiser", "local_only", "releases", "best_checkpoint"]
+    assert [one.name for one in ORDER] == [
+        *("optimiser", "local_only", "releases", "best_checkpoint"),
+        "privacy",
+    ]
 
 
 def test_a_run_that_asks_for_nothing_deploys_its_best_checkpoint_only(tmp_path):
-    plain = start(tmp_path, adoption=UNSET, training=TrainingSection())
+    plain = start(tmp_path, adoption=UNSET, privacy=UNSET, training=TrainingSection())
     assert [one.name for one in extensions_of(plain).extensions] == ["best_checkpoint"]
     assert extensions_of(replace(plain, files=None)).extensions == ()
 

@@ -91,7 +91,7 @@ class DeviceTrainer:
         trainer = LocalTrainer(backend, data, self.enrolment.training)
         files = starting_models.deployed_files(self.folder, name)
         keeps_newest = self.streams is None  # with streams the deployed model is tested between rounds
-        start = RunStart.of(self.enrolment, trainer, files, session_keeps_newest=keeps_newest)
+        start = RunStart.of(self.enrolment, trainer, files, session_keeps_newest=keeps_newest, simulated=True)
         return Session(
             self.enrolment,
             name,

@@ -1,0 +1,1 @@
+"""Differential privacy of a run's devices: checks, accounting, clipping and central noise."""
