@@ -13,7 +13,7 @@ from fleetune.protocols.settings.privacy import FEW_SAMPLES, PrivacySection
 
 def privacy_summary(section: PrivacySection, state: EngineState) -> PrivacySummary:
     """Return what the run has spent. Raises SettingError if dp-accounting is not installed."""
-    tasks = max((member.tasks for member in state.members.values()), default=0)
+    tasks = state.most_tasks
     return PrivacySummary(
         epsilon=epsilon_of(section, tasks),
         delta=section.delta,

@@ -229,6 +229,8 @@ class EngineState:
         stage: see `coordinator.rounds.stages`; only `move` changes it.
         rounds_done: training rounds that were aggregated.
         attempt: attempt at round `rounds_done + 1`, which is open or comes next.
+        most_tasks: the largest number of training tasks that any device was asked to do, also of a device
+            that was forgotten since.
         participants: participants of the open round, ascending; in semi-asynchronous runs, devices at work or
             with a reply.
         timing: due times, see `Timing`.
@@ -245,6 +247,7 @@ class EngineState:
     stage: Stage = "waiting"
     rounds_done: int = 0
     attempt: int = 1
+    most_tasks: int = 0
     participants: tuple[DeviceId, ...] = ()
     timing: Timing = Timing()
     members: dict[DeviceId, Member] = field(default_factory=dict)

@@ -159,6 +159,11 @@ def utility_of(section: Mapping[str, Any]) -> Callable[[Budget], float]:
     return found
 
 
+def method_class(name: str) -> Any:
+    """Return the class of a method. Raises SettingError if it does not exist."""
+    return _find(name)
+
+
 def _find(name: str) -> Any:
     target = REGISTRY.get(name, name)
     module, _, attribute = target.partition(":")

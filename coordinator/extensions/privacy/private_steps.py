@@ -9,7 +9,6 @@ from msgspec import structs
 from fleetune.coordinator.extensions.extension import ClosedRound, Extension, RoundUpdates, RunContext
 from fleetune.coordinator.extensions.privacy.accountant import epsilon_of
 from fleetune.coordinator.rounds.engine_state import EngineState, RoundAttempt
-from fleetune.protocols.method.method import DeviceId
 from fleetune.protocols.model.spec import ModelSpec
 from fleetune.protocols.settings.privacy import PrivacySection
 from fleetune.protocols.update.patch import Patch, patches_in
@@ -61,13 +60,3 @@ class PrivateSteps(Extension):
         start = task_values(sent, received, self._spec)
         values = clipped(received.values, start, self._section.clip)
         return replace(update, patch=Patch(received.selection, values))
-
-
-def epsilons(section: PrivacySection, state: EngineState) -> dict[DeviceId, float]:
-    """Return the epsilon that each device has spent in the run, an open round included."""
-    return {device: epsilon_of(section, member.tasks) for device, member in state.members.items()}
-
-
-def largest_epsilon(section: PrivacySection, state: EngineState) -> float:
-    """Return the epsilon of the device that was asked most often; it bounds that of every other."""
-    return epsilon_of(section, max((member.tasks for member in state.members.values()), default=0))

@@ -31,12 +31,16 @@ class TaskLimit:
     def count(self, state: EngineState, devices: Iterable[DeviceId]) -> None:
         """Count one more training task of each of these devices; the state is stored before it is sent."""
         for device in devices:
-            state.put(device, tasks=state.members[device].tasks + 1)
+            tasks = state.members[device].tasks + 1
+            state.put(device, tasks=tasks)
+            if tasks > state.most_tasks:
+                state.change(most_tasks=tasks)
         self._note(state, devices)
 
     def retire(self, state: EngineState) -> None:
         """Let devices at the limit leave training. Call it only while no round is open."""
-        for device in sorted(self._to_retire):
+        self._spent &= state.members.keys()  # a device may have been forgotten
+        for device in sorted(self._to_retire & self._spent):
             state.put(device, left=True)
         self._to_retire.clear()
 
