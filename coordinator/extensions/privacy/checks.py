@@ -4,6 +4,7 @@ from typing import Any
 
 from fleetune.coordinator.extensions.privacy.accountant import most_tasks
 from fleetune.protocols.errors import SettingError
+from fleetune.protocols.method.averaging import Update
 from fleetune.protocols.method.method import Method
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.update.encodings import chosen
@@ -28,6 +29,11 @@ def check_privacy(settings: RunSettings, method: Method[Any, Any, Any, Any]) -> 
     most_tasks(section)
     if (leak := leak_of(type(method))) is not None:
         raise SettingError(f"[privacy] is not for method {settings.method['name']}: {leak}")
+    if method.update_type is not Update:
+        raise SettingError(
+            f"[privacy] is not for method {settings.method['name']}: its updates are"
+            f" {method.update_type.__name__}, and only protocols.method.averaging.Update is bounded"
+        )
     for up in settings.uplinks:
         encoding = chosen(up)
         if (leak := leak_of(type(encoding))) is not None:

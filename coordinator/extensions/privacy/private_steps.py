@@ -9,6 +9,7 @@ from msgspec import structs
 from fleetune.coordinator.extensions.extension import ClosedRound, Extension, RoundUpdates, RunContext
 from fleetune.coordinator.extensions.privacy.accountant import epsilon_of
 from fleetune.coordinator.rounds.engine_state import EngineState, RoundAttempt
+from fleetune.protocols.errors import PacketCorrupt
 from fleetune.protocols.model.spec import ModelSpec
 from fleetune.protocols.settings.privacy import PrivacySection
 from fleetune.protocols.update.patch import Patch, patches_in
@@ -57,6 +58,9 @@ class PrivateSteps(Extension):
 
     def _clipped(self, update: Any, task: Any) -> Any:
         (sent,), (received,) = patches_in(task), patches_in(update)
-        start = task_values(sent, received, self._spec)
+        try:
+            start = task_values(sent, received, self._spec)
+        except PacketCorrupt:  # a hostile device chose other entries: it counts as a step of zero
+            return replace(update, patch=sent)
         values = clipped(received.values, start, self._section.clip)
         return replace(update, patch=Patch(received.selection, values))

@@ -39,9 +39,11 @@ class TaskLimit:
 
     def retire(self, state: EngineState) -> None:
         """Let devices at the limit leave training. Call it only while no round is open."""
-        self._spent &= state.members.keys()  # a device may have been forgotten
-        for device in sorted(self._to_retire & self._spent):
-            state.put(device, left=True)
+        for device in sorted(self._to_retire):
+            if device in state.members:
+                state.put(device, left=True)
+            else:  # it was forgotten
+                self._spent.discard(device)
         self._to_retire.clear()
 
     def over(self, state: EngineState, settings: RoundSection) -> str | None:

@@ -31,8 +31,9 @@ from fleetune.protocols.method.choice import Budget
 from fleetune.protocols.methods import REGISTRY, create
 from fleetune.protocols.settings.run_toml import parse_run
 from fleetune.protocols.update import encodings
-from fleetune.protocols.update.patch import patches_in
+from fleetune.protocols.update.patch import Patch, patches_in
 from fleetune.protocols.update.private_step import step_norm, task_values
+from fleetune.protocols.update.selection import Everything
 
 CLIP = 0.25
 PRIVATE = {"clip": CLIP, "noise_multiplier": 1.0, "delta": 1e-5}
@@ -88,6 +89,20 @@ def test_a_device_that_claims_and_sends_anything_moves_the_sum_by_the_clip_at_mo
     forged = one_round(tmp_path / "forged", weights, PRIVATE, forge=forge).shared()
     moved = np.linalg.norm((forged - honest)[PARAMETERS].astype(np.float64)) * len(DEVICES)
     assert 0 < moved <= 2 * CLIP * 1.001
+
+
+def test_a_device_that_sends_other_entries_than_it_was_asked_for_counts_as_no_step(
+    weights, tmp_path, no_noise
+):
+    def forge(reply):
+        values = np.full(SPEC.num_parameters, 9, np.float32)
+        return replace(reply, update=replace(reply.update, patch=Patch(Everything(), values)))
+
+    options = {"personal_layers": 1}
+    world = World(tmp_path, "fedper", options, weights, privacy=PRIVATE, rounds=1, forge=forge).play()
+    moved = (world.shared() - weights).astype(np.float64)
+    assert 0 < np.linalg.norm(moved) <= CLIP * 3 / 4 * 1.001
+    assert set(world.closed[0].devices) == set(DEVICES)
 
 
 def test_the_noise_of_a_fleet_differs_in_every_run_and_has_the_size_that_epsilon_assumes(weights, tmp_path):
