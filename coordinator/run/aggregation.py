@@ -1,7 +1,7 @@
 """A run's method with its state, and the aggregation that turns a round's updates into the next state."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np

@@ -122,9 +122,7 @@ def parts_of(
     downlink = _downlink(settings, enrolment, method, store, state, in_process=in_process)
     tasks = Tasks(store, method.spec, method.task_type, outlive, extensions.before_send, downlink)
     open_round = OpenRound(store, OpenReplies(store, method, in_memory=in_process))
-    aggregation = Aggregation(
-        running, extensions, norms, tasks, open_round, combine, compares=noisy is None
-    )
+    aggregation = Aggregation(running, extensions, norms, tasks, open_round, combine, compares=noisy is None)
     return RunParts(
         settings=settings,
         enrolment=enrolment,
@@ -140,9 +138,7 @@ def parts_of(
     )
 
 
-def _noisy(
-    settings: RunSettings, state: EngineState, *, in_process: bool
-) -> Callable[[], Combine] | None:
+def _noisy(settings: RunSettings, state: EngineState, *, in_process: bool) -> Callable[[], Combine] | None:
     """Return a function that returns the noisy mean of the open round; None if [privacy] asks for none here.
 
     A simulation draws the noise from a key of the round, so that it can be repeated; a fleet never does.

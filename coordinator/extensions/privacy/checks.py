@@ -6,6 +6,7 @@ from fleetune.coordinator.extensions.privacy.accountant import most_tasks
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.method.averaging import Update
 from fleetune.protocols.method.method import Method
+from fleetune.protocols.settings.privacy import PrivacySection
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.update.encodings import chosen
 from fleetune.protocols.update.encodings.encoding import Encoding
@@ -38,14 +39,15 @@ def check_privacy(settings: RunSettings, method: Method[Any, Any, Any, Any]) -> 
         encoding = chosen(up)
         if (leak := leak_of(type(encoding))) is not None:
             raise SettingError(f"[privacy] is not for encoding.up = {encoding.name}: {leak}; use lossless")
-    for key, is_set, why in _conflicts(settings, method):
+    for key, is_set, why in _conflicts(settings, section, method):
         if is_set:
             raise SettingError(f"[privacy] does not go with {key}: {why}")
 
 
 def _conflicts(
-    settings: RunSettings, method: Method[Any, Any, Any, Any]
+    settings: RunSettings, section: PrivacySection, method: Method[Any, Any, Any, Any]
 ) -> tuple[tuple[str, bool, str], ...]:
+    """Return settings that cannot be protected: each one's name, True if it is set, and the reason."""
     return (
         (
             f'round.mode = "{settings.round.mode}"',
@@ -59,7 +61,7 @@ def _conflicts(
         ),
         (
             f'round.robust = "{settings.round.robust}" with central noise',
-            settings.round.robust != "none" and settings.privacy is not None and not settings.privacy.is_local,
+            settings.round.robust != "none" and not section.is_local,
             'it compares updates, whose bound is for their sum; use "none", or noise = "local"',
         ),
         (
@@ -79,7 +81,7 @@ def _conflicts(
         ),
         (
             "run.rounds",
-            settings.run.is_open and settings.privacy is not None and settings.privacy.max_epsilon is None,
+            settings.run.is_open and section.max_epsilon is None,
             "an open run has no last round, so epsilon grows for ever; set privacy.max_epsilon",
         ),
     )

@@ -196,6 +196,7 @@ def refused(privacy=PRIVATE, **sections):
         ({"round": {"prefer": "oort"}}, 'round.prefer = "oort"'),
         ({"round": {"prefer": "tiers"}}, 'round.prefer = "tiers"'),
         ({"round": {"mode": "buffer", "buffer": 2}}, 'round.mode = "buffer"'),
+        ({"round": {"robust": "clip"}}, 'round.robust = "clip" with central noise'),
         ({"objective": {"minimise": "bytes"}}, "[objective]"),
         ({"adoption": {"enabled": True, "canary": 0.2}}, "adoption.canary"),
         ({"run": {"name": "r", "rounds": "open"}}, "run.rounds"),
@@ -205,6 +206,19 @@ def refused(privacy=PRIVATE, **sections):
 def test_what_cannot_be_protected_is_refused_in_one_line(sections, named):
     with raises(SettingError, named):
         refused(**sections)
+
+
+def test_local_noise_goes_with_a_robust_rule_because_each_update_is_noised_already(weights, tmp_path):
+    privacy = {**PRIVATE, "noise": "local"}
+    world = World(tmp_path, "fedavg", {}, weights, privacy=privacy, rounds=2, robust="median").play()
+    assert len(world.closed) == 2
+
+
+def test_no_figure_of_a_step_is_recorded_if_only_the_noised_sum_may_be_known(weights, tmp_path):
+    rows = one_round(tmp_path / "central", weights, PRIVATE).closed[0].devices.values()
+    assert all(row.step is None for row in rows)
+    local = one_round(tmp_path / "local", weights, {**PRIVATE, "noise": "local"})
+    assert all(row.step is not None for row in local.closed[0].devices.values())
 
 
 def test_a_method_whose_devices_leave_by_their_loss_is_refused():
