@@ -1,18 +1,20 @@
-"""Columns of a CSV file, filled row by row, so that only the converted values take memory.
+"""Converts the cells of tables and messages: to numbers, times, class numbers, token ids or group names.
 
-Cells become numbers, class numbers, token ids or group names as soon as they are read. Errors name the row,
-the column and the cell. Rows are counted as in a spreadsheet: the first line of the file is row 1.
+A table is a CSV file, or a stream of messages whose columns are JSON paths. It decides what a bad cell does:
+a data set stops with an error, a stream leaves out the row and counts it. Rows are counted as in a
+spreadsheet: the first line of the file is row 1.
 """
 
 import csv
+import datetime as dt
 import math
 import re
 import zlib
-from array import array
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import count, islice
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, NoReturn, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,23 +22,50 @@ from numpy.typing import NDArray
 from fleetune.edge_agent.datasets.source_options import repeated
 from fleetune.protocols.errors import DataError
 from fleetune.protocols.input_files import open_text_input
-from fleetune.protocols.one_line import flat
 
 EXACT = 2**24  # float32 holds every whole number up to here
-ROUNDED_REMEDY = "leave the column out, or subtract a constant from it"
+ROUNDED_REMEDY = "leave the column out, or subtract a constant from it; name a time with time="
+MISSING = frozenset({"", "na", "n/a", "nan", "null", "none"})  # in lower case
+MISSING_REMEDY = "missing=gap leaves such rows out"
 _MAX_ROUNDED = 10_000
 _CHUNK_CELLS = 2**14
 _SHOWN = 50
 _WHOLE = re.compile(r"\s*[+-]?[0-9]+(\.0*)?\s*")
+_PARTS_OF_DATE = 6
 
-Rows = list[tuple[int, list[str]]]
+Row = tuple[int, list[str]]
+Rows = list[Row]
+CellKind = Literal["not-numbers", "not-finite", "label", "file"]
+
+
+class Table(Protocol):
+    """What converts cells: the names of the columns, and what a bad cell does.
+
+    Attributes:
+        names: names of the columns.
+        refused: indices of the rows of the present portion that are refused.
+    """
+
+    names: list[str]
+    refused: set[int]
+
+    def refuse(self, place: int, row: Row, name: str, kind: CellKind, words: str) -> None:
+        """Handle a bad cell.
+
+        Args:
+            place: index of the row in its portion.
+            row: its number and its cells.
+            name: the column.
+            kind: kind of the problem; "file" if the table cannot be used at all.
+            words: what is wrong, and what to do.
+        """
 
 
 class CsvFile:
     """A CSV file and the names of its columns.
 
     Args:
-        source: the source as the user wrote it, for messages.
+        where: the source as the user wrote it, or the file, for messages.
         path: path of the file; `.gz` is unpacked.
         names: names of the columns; empty: the first row has them.
 
@@ -44,27 +73,19 @@ class CsvFile:
         DataError: the file cannot be read or has no rows, or two columns have the same name.
     """
 
-    def __init__(self, source: str, path: Path, names: Sequence[str] = ()) -> None:
-        self.source, self.path = source, path
+    def __init__(self, where: str, path: Path, names: Sequence[str] = ()) -> None:
+        self.where, self.path = where, path
+        self.refused: set[int] = set()  # a bad cell ends reading
         self._headless, self._first = bool(names), 0
         self.names = [*names] or self._first_row()
+        self._width = len(self.names)
         twice = repeated(self.names)
         if twice is not None:
             places = [place for place, name in enumerate(self.names, 1) if name == twice]
-            where = " and ".join(map(str, places))
+            both = " and ".join(map(str, places))
             raise DataError(
-                f"{source}: columns {where} have the same name {twice!r}; give each column its own name"
+                f"{where}: columns {both} have the same name {twice!r}; give each column its own name"
             )
-
-    def check(self, names: Sequence[str], option: str) -> None:
-        """Raise DataError if a column that an option lists does not exist, or is listed twice."""
-        twice = repeated(names)
-        if twice is not None:
-            raise DataError(f"{self.source}: {option} lists {twice!r} twice; list each column once")
-        for name in names:
-            if name not in self.names:
-                names_shown = flat(", ".join(self.names))[:500]  # a quoted name may have several lines
-                raise DataError(f"{self.source}: there is no column {name!r}; the columns are {names_shown}")
 
     def rows(self) -> Iterator[tuple[int, list[str]]]:
         """Yield rows with their row numbers, without the header and blank rows.
@@ -75,37 +96,33 @@ class CsvFile:
         for number, row in self._all_rows():
             if not row or (number == self._first and not self._headless):
                 continue
-            if len(row) != len(self.names):
+            if len(row) != self._width:
                 raise DataError(
-                    f"{self.source}: row {number} has {len(row)} columns; it must have"
-                    f" {len(self.names)}, as the first row"
+                    f"{self.where}: row {number} has {len(row)} columns; it must have {self._width}, as the"
+                    " first row"
                 )
             yield number, row
 
-    def fill(self, *columns: "Column | None", cells_per_row: int = 1) -> None:
-        """Read all rows in chunks, and pass each chunk to the columns; raises their errors and those of
-        `rows`.
-        """
+    def portions(self, cells_per_row: int = 1) -> Iterator[Rows]:
+        """Yield all rows in portions. Raises as `rows`, and if there are none."""
         rows, found = self.rows(), False
         some = max(1, _CHUNK_CELLS // max(cells_per_row, len(self.names)))
-        while chunk := [*islice(rows, some)]:
+        while portion := [*islice(rows, some)]:
             found = True
-            for column in columns:
-                if column is not None:
-                    column.take(chunk)
+            yield portion
         if not found:
-            raise DataError(f"{self.source}: {self.path} has no rows; it must have at least one")
+            raise DataError(f"{self.where}: {self.path} has no rows; it must have at least one")
 
-    def wrong_cell(self, row: int, name: str, cell: str, words: str) -> DataError:
-        """Return the error for a cell, with its place, what is wrong, and what to do."""
-        shown = repr(cell) if len(cell) <= _SHOWN else f"{cell[:_SHOWN]!r}..."
-        return DataError(f"{self.source}: row {row}, column {name}: {shown} {words}")
+    def refuse(self, _place: int, row: Row, name: str, _kind: CellKind, words: str) -> NoReturn:
+        """Raise the error for a cell, with its place, what is wrong, and what to do."""
+        shown = shown_cell(row[1][self.names.index(name)])
+        raise DataError(f"{self.where}: row {row[0]}, column {name}: {shown} {words}")
 
     def _first_row(self) -> list[str]:
         for _, row in self._all_rows():
             if row:
                 return [name.strip() for name in row]
-        raise DataError(f"{self.source}: {self.path} has no rows; its first row must name the columns")
+        raise DataError(f"{self.where}: {self.path} has no rows; its first row must name the columns")
 
     def _all_rows(self) -> Iterator[tuple[int, list[str]]]:
         number = 0
@@ -121,67 +138,137 @@ class CsvFile:
                     yield number, row
         except (UnicodeDecodeError, csv.Error) as problem:
             raise DataError(
-                f"{self.source}: cannot read {self.path}: {problem} (after row {max(0, number - 1)})"
+                f"{self.where}: cannot read {self.path}: {problem} (after row {max(0, number - 1)})"
             ) from None
 
 
-class Column(Protocol):
-    """Converts the cells of one or more columns to an array."""
-
-    def take(self, rows: Rows) -> None:
-        """Convert the next rows. Raises DataError for an invalid cell."""
-
-
 class Numbers:
-    """Converts columns to float32, shape (n, columns).
+    """Converts columns to float32, shape (n, columns); missing cells to NaN.
 
-    Attributes:
-        whole: True if every number so far is whole.
+    Args:
+        table: the table.
+        names: names of the columns.
+        missing: True if cells may be missing; else they are refused.
     """
 
-    def __init__(self, file: CsvFile, names: Sequence[str]) -> None:
-        self._file, self._names = file, [*names]
-        self._places = [file.names.index(name) for name in names]
-        self._found = array("f")
+    def __init__(self, table: Table, names: Sequence[str], *, missing: bool = False) -> None:
+        self._table, self._names, self._missing = table, [*names], missing
+        self._places = [table.names.index(name) for name in names]
         self._rounded = RoundedNumbers()
-        self.whole = True
 
-    def take(self, rows: Rows) -> None:
+    def convert(self, rows: Rows) -> NDArray[np.float32]:
+        """Convert the next rows; a refused cell is NaN too."""
         values = self._values(rows)
         with np.errstate(over="ignore"):
             single = values.astype(np.float32)
-        if not np.isfinite(single).all():
-            row, place = np.argwhere(~np.isfinite(single))[0]
-            words = "is not a finite float32 number; correct it or remove the row"
-            raise self._wrong(rows[row], place, words)
-        for row, place in np.argwhere(np.abs(values) >= EXACT):
-            other = self._rounded.other(self._names[place], rows[row][1][self._places[place]])
+        for place, column in np.argwhere(~np.isfinite(single)):
+            self._check_missing(place, rows[place], column)
+        single[~np.isfinite(single)] = np.nan
+        for place, column in np.argwhere(np.abs(values) >= EXACT):
+            name, cell = self._names[column], rows[place][1][self._places[column]]
+            other = self._rounded.other(name, cell)
             if other is not None:
                 words = f"and {other} become one number as float32; {ROUNDED_REMEDY}"
-                raise self._wrong(rows[row], place, words)
-        self.whole = self.whole and bool((values == np.floor(values)).all())
-        self._found.frombytes(single.tobytes())
-
-    def done(self) -> NDArray[np.float32]:
-        """Return all numbers read so far."""
-        return np.frombuffer(self._found, np.float32).reshape(-1, len(self._names))
+                self._table.refuse(place, rows[place], name, "file", words)
+        return single
 
     def _values(self, rows: Rows) -> NDArray[np.float64]:
-        cells = (row[place] for _, row in rows for place in self._places)
         shape = len(rows), len(self._places)
+        cells = (row[place] for _, row in rows for place in self._places)
         try:
             return np.fromiter(map(float, cells), np.float64, math.prod(shape)).reshape(shape)
         except ValueError:
-            for row in rows:
-                for place, at in enumerate(self._places):
-                    if not _is_number(row[1][at]):
-                        words = "is no number" if row[1][at].strip() else "is empty; a number was expected"
-                        words += "; correct it, remove the row, or leave the column out with columns="
-                        raise self._wrong(row, place, words) from None
-            raise
+            cells = (row[place] for _, row in rows for place in self._places)
+            return np.fromiter(map(_number, cells), np.float64, math.prod(shape)).reshape(shape)
 
-    def _wrong(self, row: tuple[int, list[str]], place: int, words: str) -> DataError:
-        return self._file.wrong_cell(row[0], self._names[place], row[1][self._places[place]], words)
+    def _check_missing(self, place: int, row: Row, column: int) -> None:
+        """Refuse a cell that is no finite number, unless it may be missing."""
+        cell, name = row[1][self._places[column]].strip(), self._names[column]
+        missing = cell.lower() in MISSING
+        if missing and self._missing:
+            return
+        if not cell:
+            words, kind = f"is empty; correct it, or {MISSING_REMEDY}", "not-numbers"
+        elif _is_number(cell):
+            words, kind = "is not a finite float32 number; correct it or remove the row", "not-finite"
+            words += f", or {MISSING_REMEDY}" * missing
+        else:
+            words, kind = "is no number; correct it, or leave the column out with columns=", "not-numbers"
+            words += f"; {MISSING_REMEDY}" * missing
+            words += f"; a time is named by time={name}" * (_time_of([cell]) is not None)
+        self._table.refuse(place, row, name, kind, words)  # type: ignore[arg-type]
+
+
+class Times:
+    """Converts the columns of a row's time to one number, float64, shape (n,).
+
+    One column is a number in any unit, or a date in ISO 8601, in seconds since 1970. Two columns are the
+    date and the time of day. More are year, month, day, hour, minute and second. Dates without a zone count
+    as UTC.
+    """
+
+    def __init__(self, table: Table, names: Sequence[str]) -> None:
+        self._table, self._names = table, [*names]
+        self._places = [table.names.index(name) for name in names]
+
+    def convert(self, rows: Rows) -> NDArray[np.float64]:
+        """Convert the next rows; a refused time is NaN."""
+        with suppress(ValueError):  # most tables have plain numbers
+            if len(self._places) == 1:
+                found = np.fromiter((float(row[self._places[0]]) for _, row in rows), np.float64, len(rows))
+                if np.isfinite(found).all():
+                    return found
+        times = np.full(len(rows), np.nan)
+        for place, row in enumerate(rows):
+            time = _time_of([row[1][one].strip() for one in self._places])
+            if time is None:
+                words = "is no time; write a number, or a date such as 2026-05-31T12:00:00"
+                self._table.refuse(place, row, self._names[0], "not-numbers", words)
+            else:
+                times[place] = time
+        return times
+
+
+class Classes:
+    """Converts the texts of a label to class numbers, float64, shape (n, 1); missing ones to NaN."""
+
+    def __init__(self, table: Table, name: str, classes: Sequence[str], *, missing: bool = False) -> None:
+        self._table, self._name, self._place = table, name, table.names.index(name)
+        self._numbers = {text: float(number) for number, text in enumerate(classes)}
+        self._missing = missing
+
+    def convert(self, rows: Rows) -> NDArray[np.float64]:
+        """Convert the next rows; a refused label is NaN too."""
+        found = np.array([[self._numbers.get(row[self._place].strip(), np.nan)] for _, row in rows])
+        for place in np.flatnonzero(np.isnan(found[:, 0])):
+            if not (self._missing and rows[place][1][self._place].strip().lower() in MISSING):
+                known = ", ".join(self._numbers)[:200]
+                words = f"is not one of the classes {known}; list every text of the label"
+                self._table.refuse(int(place), rows[place], self._name, "label", words)
+        return found
+
+
+class Groups:
+    """Converts a column to numbers of its texts, int32, shape (n,); each different text is stored once."""
+
+    def __init__(self, table: Table, name: str, known: dict[str, int] | None = None) -> None:
+        self._place, self.known = table.names.index(name), {} if known is None else known
+
+    def convert(self, rows: Rows) -> NDArray[np.int32]:
+        known = self.known
+        return np.array([known.setdefault(row[self._place], len(known)) for _, row in rows], np.int32)
+
+
+class TokenIds:
+    """Converts columns of words to token ids, float32, shape (n, words)."""
+
+    def __init__(self, table: Table, names: Sequence[str], words: int, vocabulary: int) -> None:
+        self._places = [table.names.index(name) for name in names]
+        self._words, self._vocabulary = words, vocabulary
+
+    def convert(self, rows: Rows) -> NDArray[np.float32]:
+        texts = (" ".join(row[place] for place in self._places) for _, row in rows)
+        return np.array([token_ids(text, self._words, self._vocabulary) for text in texts], np.float32)
 
 
 class RoundedNumbers:
@@ -210,63 +297,6 @@ class RoundedNumbers:
         with np.errstate(over="ignore"):
             seen = self._seen.setdefault((column, float(np.float32(float(cell)))), whole)
         return None if seen == whole else seen
-
-
-class Classes:
-    """Converts the texts of a label to class numbers, int64, shape (n,)."""
-
-    def __init__(self, file: CsvFile, name: str, classes: Sequence[str]) -> None:
-        self._file, self._name, self._place = file, name, file.names.index(name)
-        self._numbers = {text: number for number, text in enumerate(classes)}
-        self._found = array("q")
-
-    def take(self, rows: Rows) -> None:
-        for number, row in rows:
-            cell = row[self._place]
-            found = self._numbers.get(cell.strip())
-            if found is None:
-                words = (
-                    f"is not one of the classes {', '.join(self._numbers)[:200]}; list every"
-                    " text of the label"
-                )
-                raise self._file.wrong_cell(number, self._name, cell, words)
-            self._found.append(found)
-
-    def done(self) -> NDArray[np.int64]:
-        """Return all class numbers read so far."""
-        return np.frombuffer(self._found, np.int64)
-
-
-class Groups:
-    """Converts a column to texts, shape (n,); each different text is stored once."""
-
-    def __init__(self, file: CsvFile, name: str) -> None:
-        self._place, self._numbers, self._found = file.names.index(name), dict[str, int](), array("i")
-
-    def take(self, rows: Rows) -> None:
-        known = self._numbers
-        self._found.extend([known.setdefault(row[self._place], len(known)) for _, row in rows])
-
-    def done(self) -> NDArray[np.object_]:
-        """Return all texts read so far, as str objects."""
-        return np.array([*self._numbers], object)[np.frombuffer(self._found, np.intc)]
-
-
-class TokenIds:
-    """Converts columns of words to token ids, float32, shape (n, words)."""
-
-    def __init__(self, file: CsvFile, names: Sequence[str], words: int, vocabulary: int) -> None:
-        self._places = [file.names.index(name) for name in names]
-        self._words, self._vocabulary, self._found = words, vocabulary, array("f")
-
-    def take(self, rows: Rows) -> None:
-        for _, row in rows:
-            text = " ".join(row[place] for place in self._places)
-            self._found.extend(token_ids(text, self._words, self._vocabulary))
-
-    def done(self) -> NDArray[np.float32]:
-        """Return all token ids read so far."""
-        return np.frombuffer(self._found, np.float32).reshape(-1, self._words)
 
 
 def token_ids(text: str, words: int, vocabulary: int) -> list[int]:
@@ -298,3 +328,31 @@ def _is_number(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def _time_of(cells: Sequence[str]) -> float | None:
+    """Return the time in the cells of a row, see `Times`; None if there is none."""
+    try:
+        if len(cells) == 1 and _is_number(cells[0]):
+            found = float(cells[0])
+            return found if math.isfinite(found) else None
+        if len(cells) > 2:
+            parts = [int(float(one)) for one in cells[:_PARTS_OF_DATE]]
+            date = dt.datetime(*parts, tzinfo=dt.UTC)  # type: ignore[arg-type, misc]
+        else:
+            date = dt.datetime.fromisoformat("T".join(cells))
+        return (date if date.tzinfo else date.replace(tzinfo=dt.UTC)).timestamp()
+    except (ValueError, OverflowError, TypeError):
+        return None
+
+
+def shown_cell(cell: str) -> str:
+    """Return a cell as messages show it."""
+    return repr(cell) if len(cell) <= _SHOWN else f"{cell[:_SHOWN]!r}..."

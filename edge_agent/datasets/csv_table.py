@@ -1,215 +1,272 @@
-"""CSV files, `csv:FILE?label=COLUMN`: rows as samples, windows of a time series, or texts as token ids.
+"""CSV files, `csv:FILE?label=COLUMN`: rows as samples, windows of time series, or texts as token ids.
+
+The path may be a file, a folder or a pattern. Files are read one after the other, in the order of names.
 
 Windows of a time series overlap, so they cannot be split one by one. The series is cut into blocks of time,
 and no window crosses the end of a block. All windows of a block belong to the same part of the split
-(`Dataset.block`). Blocks are counted from the file's first row, so that appended rows move no window to
-another part.
+(`Dataset.block`). Blocks are counted from the first row of a file (and group), so that appended rows move no
+window to another part.
 """
 
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
-from msgspec import Meta, Struct, ValidationError, convert
-from numpy.lib.stride_tricks import sliding_window_view
+from msgspec import Meta
 from numpy.typing import NDArray
 
-from fleetune.edge_agent.datasets.csv_columns import Classes, CsvFile, Groups, Numbers, TokenIds
+from fleetune.edge_agent.datasets import csv_columns
+from fleetune.edge_agent.datasets.csv_columns import Classes, CsvFile, Numbers, TokenIds
+from fleetune.edge_agent.datasets.csv_files import csv_files
 from fleetune.edge_agent.datasets.dataset import Dataset, make_dataset
-from fleetune.edge_agent.datasets.source_options import name_list, repeated, source_options
+from fleetune.edge_agent.datasets.row_reader import (
+    FILE,
+    FOLDER,
+    RowReader,
+    check_columns,
+    input_names,
+    with_places,
+)
+from fleetune.edge_agent.datasets.series_options import CLASSES_OF_ONE, Length, SeriesOptions, series_options
+from fleetune.edge_agent.datasets.source_options import name_list, source_options
+from fleetune.edge_agent.datasets.windows import Rows, Series
 from fleetune.protocols.errors import DataError
+from fleetune.protocols.input_files import memory_limit_bytes, size_words
+from fleetune.protocols.one_line import flat
 
 VOCABULARY = 8192  # of the built-in model `text-embedding`
-Length = Annotated[int, Meta(ge=1, le=2**20)]
-Size = Annotated[int, Meta(ge=0, le=2**20)]
 
 
-class TableOptions(Struct, frozen=True, forbid_unknown_fields=True):
-    """Options after the question mark. Lists are separated by commas.
+class TableOptions(SeriesOptions, frozen=True, forbid_unknown_fields=True):
+    """Options after the question mark, with those of `SeriesOptions`.
 
     Attributes:
-        label: label columns; with `horizon`, the columns to forecast. Empty: no label.
-        columns: input columns, in this order; empty: all columns that have no other role.
-        group: column with the person or place of a row. All rows of a window have the same group.
         test, validation: columns that mark rows of that part with 1; not for a time series.
-        classes: texts of the label in the order of their class numbers; empty: the label is a number.
-        names: names of the columns of a file without header.
         text: columns of words; the input is their token ids.
         words: largest number of words of a text; shorter texts are padded with 0.
         vocabulary: number of token ids.
-        window: rows of a time series in one sample; 0: each row is a sample.
-        horizon: rows after the window whose `label` is to be forecast; 0: the label is that of the last row.
-        stride: rows between the starts of two windows.
-        block: rows that belong to the same part of the split; 0: ten times window and horizon.
     """
 
-    label: str = ""
-    columns: str = ""
-    group: str = ""
     test: str = ""
     validation: str = ""
-    classes: str = ""
-    names: str = ""
     text: str = ""
     words: Length = 48
     vocabulary: Annotated[int, Meta(ge=2, le=2**24)] = VOCABULARY
-    window: Size = 0
-    horizon: Size = 0
-    stride: Length = 1
-    block: Size = 0
+
+    @property
+    def marks(self) -> list[str]:
+        """The options that mark the parts of the split and are given."""
+        return [name for name in ("test", "validation") if getattr(self, name)]
 
 
 def load_csv(source: str, path: Path, options: str) -> Dataset:
-    """Load a CSV file, plain or compressed (`.gz`).
+    """Load CSV files, plain or compressed (`.gz`).
 
     Args:
         source: the source as the user wrote it, for messages.
-        path: path of the file.
+        path: path of a file or folder, or a pattern such as logs/*.csv.
         options: `key=value` pairs separated by `&`, see `TableOptions`.
 
     Raises:
-        DataError: an option or the file is wrong.
+        DataError: an option or a file is wrong, or the samples do not fit into memory.
     """
-    settings = _options(source, options)
-    file = CsvFile(source, path, name_list(settings.names))
-    _check_columns(file, settings)
-    if settings.window:
-        return _windows(file, settings)
-    x = _texts(file, settings) if settings.text else Numbers(file, _inputs(file, settings))
-    label = _label_column(file, settings)
-    group = Groups(file, settings.group) if settings.group else None
-    test, validation = (
-        Numbers(file, [name]) if name else None for name in (settings.test, settings.validation)
-    )
-    file.fill(x, label, group, test, validation, cells_per_row=settings.words if settings.text else 0)
-    return make_dataset(
-        source,
-        x.done(),
-        _labels(label, settings),
-        group=None if group is None else group.done(),
-        test=None if test is None else test.done()[:, 0],
-        validation=None if validation is None else validation.done()[:, 0],
-    )
+    settings = table_options(source, options)
+    samples = _Samples(source, settings)
+    for table in tables(source, path, settings):
+        samples.read(table)
+    return samples.dataset()
 
 
-def _options(source: str, options: str) -> TableOptions:
-    given = source_options(source, options)
-    try:
-        settings = convert(given, TableOptions, strict=False)
-    except ValidationError as problem:
-        known = ", ".join(TableOptions.__struct_fields__)
-        raise DataError(f"{source}: {problem}; the options are {known}, as in ?label=kwh&window=24") from None
-    if settings.horizon and not (settings.window and settings.label):
-        raise DataError(f"{source}: horizon forecasts the label's next values; it needs window and label too")
-    if settings.window and (settings.text or settings.test or settings.validation):
+def table_options(source: str, options: str) -> TableOptions:
+    """Return the options of a source. Raises DataError."""
+    settings = series_options(source, source_options(source, options), TableOptions)
+    if settings.window and (settings.text or settings.marks):
         raise DataError(
             f"{source}: with window, the options text, test and validation are not allowed; leave them out"
         )
+    if settings.classes and not settings.label:
+        raise DataError(f"{source}: {CLASSES_OF_ONE}")
     if settings.text and settings.columns:
         raise DataError(f"{source}: text and columns both name the input; give only one of them")
-    if settings.classes and len(name_list(settings.label)) != 1:
-        raise DataError(f"{source}: classes lists the texts of one label; name its column with label=")
-    twice = repeated(name_list(settings.classes))
-    if twice is not None:
-        raise DataError(f"{source}: classes lists {twice!r} twice; list each class once")
     return settings
 
 
-def _check_columns(file: CsvFile, settings: TableOptions) -> None:
-    """Raise DataError if a column in the options does not exist, or is both label and input."""
-    for option in ("label", "columns", "group", "test", "validation", "text"):
-        file.check(_names(getattr(settings, option), option), option)
-    labels_and_roles = {} if settings.horizon else dict.fromkeys(name_list(settings.label), "label")
-    labels_and_roles |= {name: part for part in ("test", "validation") if (name := getattr(settings, part))}
-    for name in name_list(settings.columns or settings.text):
-        if name in labels_and_roles:
-            raise DataError(
-                f"{file.source}: column {name} is the {labels_and_roles[name]} and also an input,"
-                " so a model would"
-                f" only copy it: take it out of {'columns' if settings.columns else 'text'}"
-            )
+def tables(source: str, path: Path, settings: TableOptions) -> Iterator[CsvFile]:
+    """Yield the files of a source, whose columns are checked against the options and the first file.
 
-
-def _names(text: str, option: str) -> list[str]:
-    """Return the columns that an option names.
-
-    The options group, test and validation name one column each.
+    Raises:
+        DataError: there is no file, or one lacks a column.
     """
-    return name_list(text) if option in ("label", "columns", "text") else [text] * bool(text)
+    first: CsvFile | None = None
+    for file in csv_files(source, path):
+        where = source if file == path else str(file)
+        table = CsvFile(where, file, name_list(settings.names))
+        table.names += [FOLDER, FILE]
+        check_columns(where, table.names, settings, _roles(settings))
+        if first is not None and not settings.columns and {*table.names} != {*first.names}:
+            other = flat(", ".join(sorted({*first.names} ^ {*table.names})))[:200]
+            raise DataError(
+                f"{where}: its columns differ from those of {first.path}: only one of both has {other}; name"
+                " the columns that all files have with columns="
+            )
+        first = first or table
+        yield table
 
 
-def _inputs(file: CsvFile, settings: TableOptions) -> list[str]:
-    """Return the names of the input columns. With a horizon, the forecast columns are inputs too."""
-    labels = [] if settings.horizon else name_list(settings.label)
-    used = {*labels, settings.group, settings.test, settings.validation}
-    found = name_list(settings.columns) or [name for name in file.names if name not in used]
-    if not found:
-        raise DataError(f"{file.source}: no column is left for the input; name the input with columns=")
-    return found
+def _roles(settings: TableOptions) -> dict[str, str]:
+    return {name: getattr(settings, name) for name in ("test", "validation", "text")}
 
 
-def _texts(file: CsvFile, settings: TableOptions) -> TokenIds:
-    return TokenIds(file, name_list(settings.text), settings.words, settings.vocabulary)
+@dataclass
+class _Samples:
+    """Collects the samples of all files.
 
+    Attributes:
+        source: the source as the user wrote it, for messages.
+        settings: the options.
+    """
 
-def _label_column(file: CsvFile, settings: TableOptions) -> Numbers | Classes | None:
-    """Return the label's column; None if there are no labels."""
-    names = name_list(settings.label)
-    if not names:
-        return None
-    return Classes(file, names[0], name_list(settings.classes)) if settings.classes else Numbers(file, names)
+    source: str
+    settings: TableOptions
+    names: Sequence[str] = ()
+    _x: "array[float]" = field(default_factory=lambda: array("f"))
+    _y: "array[float]" = field(default_factory=lambda: array("d"))
+    _group: "array[int]" = field(default_factory=lambda: array("i"))
+    _block: "array[int]" = field(default_factory=lambda: array("q"))
+    _marks: "array[float]" = field(default_factory=lambda: array("f"))
+    _groups: dict[str, int] = field(default_factory=dict)
+    _longest: int = 0
+    _blocks: int = 0
 
-
-def _labels(
-    column: Numbers | Classes | None, settings: TableOptions
-) -> NDArray[np.int64] | NDArray[np.float32] | None:
-    if column is None:
-        return None
-    if isinstance(column, Classes):
-        return column.done()
-    labels = column.done()
-    is_class = column.whole and labels.shape[1] == 1 and not settings.horizon
-    return labels[:, 0].astype(np.int64) if is_class else labels
-
-
-def _windows(file: CsvFile, settings: TableOptions) -> Dataset:
-    """Return windows of a time series as samples of shape (columns, window), time last, for convolutions."""
-    inputs, label = Numbers(file, _inputs(file, settings)), _label_column(file, settings)
-    group = Groups(file, settings.group) if settings.group else None
-    file.fill(inputs, label, group)
-    values, labels = inputs.done(), _labels(label, settings)
-    groups = np.zeros(len(values), np.str_) if group is None else group.done()
-    rows = settings.block or 10 * (settings.window + settings.horizon)
-    starts: list[NDArray[np.intp]] = []
-    blocks: list[NDArray[np.intp]] = []
-    for group in dict.fromkeys(groups.tolist()):
-        own = np.flatnonzero(groups == group)
-        for first in range(0, own.size, rows):
-            spans = _spans(own[first : first + rows], settings)
-            blocks.append(np.full(len(spans), len(blocks)))
-            starts.append(spans)
-    spans = np.concatenate(starts)
-    if not len(spans):
-        raise DataError(
-            f"{file.source}: no block of {rows} rows holds a window and its horizon; give a larger"
-            " block or file"
+    def read(self, table: CsvFile) -> None:
+        """Add the samples of a file. Raises DataError."""
+        settings, marks = self.settings, self.settings.marks
+        self.names = self.names or input_names(
+            table.where, table.names, settings, {settings.test, settings.validation}
         )
-    past, future = spans[:, : settings.window], spans[:, settings.window :]
-    y = None
-    if labels is not None:
-        y = labels[future].reshape(len(spans), -1) if settings.horizon else labels[past[:, -1]]
-    return make_dataset(
-        file.source,
-        np.ascontiguousarray(np.moveaxis(values[past], 1, 2)),
-        y,
-        group=groups[past[:, 0]] if settings.group else None,
-        block=np.concatenate(blocks),
-    )
+        inputs: Numbers | TokenIds
+        if settings.text:
+            inputs = TokenIds(table, name_list(settings.text), settings.words, settings.vocabulary)
+        else:
+            inputs = Numbers(table, self.names, missing=settings.missing != "refuse")
+        reader = RowReader(table, settings, inputs, _label(table, settings), groups=self._groups)
+        marked = Numbers(table, [getattr(settings, name) for name in marks])
+        series = _FileSeries(settings)
+        for portion in self._portions(table):
+            rows, group = reader.read(portion)
+            if settings.window:
+                series.add(rows, group)
+                continue
+            kept = ~(np.isnan(rows.x).any(axis=1) | np.isnan(rows.y).any(axis=1))
+            if marks:
+                self._marks.frombytes(marked.convert(portion)[kept].tobytes())
+            self._add(rows.x[kept], rows.y[kept], group[kept])
+        if settings.window:
+            self._add_windows(series)
+
+    def _portions(self, table: CsvFile) -> Iterator[csv_columns.Rows]:
+        settings = self.settings
+        for portion in table.portions(settings.words if settings.text else 1):
+            if {FOLDER, FILE} & {settings.group, *name_list(settings.label)}:
+                yield [(number, with_places(table.path, row)) for number, row in portion]
+            else:
+                yield portion
+
+    def _add_windows(self, series: "_FileSeries") -> None:
+        """Add the windows of each group of a file."""
+        for code, rows in series.by_group():
+            self._longest = max(self._longest, len(rows))
+            cutter, base = Series(self.settings, rows.x.shape[1], rows.y.shape[1]), self._blocks
+            for found in cutter.push(rows):
+                self._blocks = base + found.block + 1
+                kept = ~np.isnan(found.y).any(axis=1)
+                num = int(kept.sum())
+                self._add(found.x[kept], found.y[kept], np.full(num, code, np.int32))
+                self._block.extend([base + found.block] * num)
+
+    def _add(self, x: NDArray[np.float32], y: NDArray[np.float64], group: NDArray[np.int32]) -> None:
+        limit = memory_limit_bytes() // 2
+        if len(self._x) * 4 + x.size * 4 > limit:
+            step = ", give a larger step" if self.settings.window else ""
+            raise DataError(
+                f"{self.source}: its samples take more than {size_words(limit)} of memory; read fewer files"
+                f"{step}, or store them as a stream with watch: (docs/streams.md)"
+            )
+        self._x.frombytes(np.ascontiguousarray(x).tobytes())
+        self._y.frombytes(np.ascontiguousarray(y).tobytes())
+        self._group.frombytes(np.ascontiguousarray(group).tobytes())
+
+    def dataset(self) -> Dataset:
+        """Return all samples. Raises DataError if there are none."""
+        settings, num = self.settings, len(self._group)
+        if not num:
+            raise DataError(f"{self.source}: {self._why_none()}")
+        shape = (num, -1, settings.window) if settings.window else (num, -1)
+        marks = np.frombuffer(self._marks, np.float32).reshape(num, -1)
+        parts = {name: marks[:, place] for place, name in enumerate(settings.marks)}
+        names = np.array([*self._groups], object)
+        made = make_dataset(
+            self.source,
+            np.frombuffer(self._x, np.float32).reshape(shape),
+            self._labels(num),
+            group=names[np.frombuffer(self._group, np.intc)] if settings.group else None,
+            block=np.frombuffer(self._block, np.int64) if settings.window else None,
+            test=parts.get("test"),
+            validation=parts.get("validation"),
+        )
+        return made if settings.text else replace(made, columns=tuple(self.names))
+
+    def _why_none(self) -> str:
+        settings = self.settings
+        if not settings.window:
+            return "every row has an empty cell; name complete columns with columns="
+        if self._longest < settings.length:
+            horizon = f" and horizon {settings.horizon}" if settings.horizon else ""
+            return (
+                f"window {settings.window}{horizon} is longer than every file (or group): the longest has"
+                f" {self._longest} rows; give a smaller window"
+            )
+        return (
+            f"no {settings.length} rows follow each other without a gap or an empty cell; give a smaller"
+            " window or a larger gap, or missing=hold"
+        )
+
+    def _labels(self, num: int) -> NDArray[np.int64] | NDArray[np.float32] | None:
+        if not self.settings.label:
+            return None
+        labels = np.frombuffer(self._y).reshape(num, -1)
+        is_class = labels.shape[1] == 1 and not self.settings.horizon and not (labels % 1).any()
+        return labels[:, 0].astype(np.int64) if is_class else labels.astype(np.float32)
 
 
-def _spans(block: NDArray[np.intp], settings: TableOptions) -> NDArray[np.intp]:
-    """Return the rows of each window of a block with its horizon, shape (windows, window + horizon)."""
-    length = settings.window + settings.horizon
-    if block.size < length:
-        return np.zeros((0, length), np.intp)
-    return sliding_window_view(block, length)[:: settings.stride]
+def _label(table: CsvFile, settings: TableOptions) -> Numbers | Classes | None:
+    names, missing = name_list(settings.label), settings.missing != "refuse"
+    if settings.classes:
+        return Classes(table, names[0], name_list(settings.classes), missing=missing)
+    return Numbers(table, names, missing=missing) if names else None
+
+
+class _FileSeries:
+    """The rows of a file, which are cut into windows when the file has been read."""
+
+    def __init__(self, settings: TableOptions) -> None:
+        self._settings = settings
+        self._portions: list[tuple[Rows, NDArray[np.int32]]] = []
+
+    def add(self, rows: Rows, group: NDArray[np.int32]) -> None:
+        self._portions.append((rows, group))
+
+    def by_group(self) -> Iterator[tuple[int, Rows]]:
+        """Yield the rows of each group, in the order of their first rows."""
+        portions, self._portions = self._portions, []
+        columns = zip(*(vars(rows).values() for rows, _ in portions), strict=True)
+        rows = Rows(*(np.concatenate(column) for column in columns))
+        groups = np.concatenate([group for _, group in portions])
+        if not self._settings.group:
+            yield 0, rows
+            return
+        for code in dict.fromkeys(groups.tolist()):
+            yield code, rows[groups == code]

@@ -31,6 +31,7 @@ class Dataset:
         arrays: name and shape in a sample of each array that a row of x consists of; empty: x is one array.
         block: block number of each sample, shape (n,). Samples of a block overlap, so they belong to the same
             part of the split. None: each sample is its own block.
+        columns: names of the input columns of a table; empty: unknown.
     """
 
     x: NDArray[np.generic]
@@ -42,6 +43,7 @@ class Dataset:
     benchmark: bool = False
     block: NDArray[np.int64] | None = None
     arrays: ArrayShapes = ()
+    columns: tuple[str, ...] = ()
 
     @property
     def input_shape(self) -> tuple[int, ...]:

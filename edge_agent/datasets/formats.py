@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from fleetune.edge_agent.datasets import csv_files
 from fleetune.edge_agent.datasets.audio import load_audio
 from fleetune.edge_agent.datasets.cifar import load_cifar
 from fleetune.edge_agent.datasets.csv_table import load_csv
@@ -36,6 +37,6 @@ FORMATS: dict[str, DatasetFormat] = {
     "cifar": DatasetFormat("FOLDER", load_cifar),
     "har": DatasetFormat("FOLDER", load_har),
     "npz": DatasetFormat("FILE", load_npz),
-    "csv": DatasetFormat("FILE", load_csv, takes_options=True),
+    "csv": DatasetFormat("FILE", load_csv, takes_options=True, exists=csv_files.exists),
     "audio": DatasetFormat("FOLDER", load_audio, takes_options=True),
 }

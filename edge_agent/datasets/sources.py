@@ -49,7 +49,7 @@ def load(source: str, folder: Path | None = None) -> Dataset:
     if kind in FORMATS:
         return _load_format(FORMATS[kind], source, rest, folder)
     name, _, options = rest.partition("?")
-    return _call(source, kind, name, _arguments(source, options))
+    return _call(source, kind, name, arguments(source, options))
 
 
 def _load_format(dataset_format: DatasetFormat, source: str, rest: str, folder: Path | None) -> Dataset:
@@ -94,7 +94,7 @@ def _digits() -> Dataset:
     return make_dataset("digits", (bunch.images / 16)[:, None], bunch.target)
 
 
-def _arguments(source: str, options: str) -> dict[str, Any]:
+def arguments(source: str, options: str) -> dict[str, Any]:
     """Return the arguments of a user's function. Raises DataError if a value is not a TOML value."""
     given = source_options(f"data.source `{source}`", options)
     try:

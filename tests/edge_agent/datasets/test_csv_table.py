@@ -47,7 +47,7 @@ def test_rows_are_samples(table):
 
 
 def test_windows_are_of_one_group_and_their_horizon_comes_next(table):
-    found = table("label=kwh&columns=kwh,temp&group=house&window=4&horizon=2&stride=3&block=20")
+    found = table("label=kwh&columns=kwh,temp&group=house&window=4&horizon=2&step=3&block=20")
     assert found.x.shape == (30, 2, 4)  # five in each of six blocks
     assert found.x[0].tolist() == [[0.5, 1.5, 2.5, 3.5], [0, -1, -2, -3]]
     assert found.y[0].tolist() == [4.5, 5.5]
@@ -113,6 +113,15 @@ def test_texts_are_ids_of_a_hashed_vocabulary(tmp_path):
         ("label=ok", ["row 2", "column house", "'a'", "columns="]),
         ("labels=ok", ["labels", "label, columns"]),
         ("label=ok&window=x", ["window"]),
+        ("stride=3&window=4", ["stride is called step now"]),
+        ("x=kwh&columns=temp", ["columns", "twice"]),
+        ("columns=kwh&window=4&time=temp", ["window and time need gap", "gap=2s"]),
+        ("columns=kwh&window=4&gap=soon", ["'soon'", "5m"]),
+        ("columns=kwh&gap=2s", ["gap", "window"]),
+        ("columns=kwh&missing=hold", ["missing=hold", "window", "missing=gap"]),
+        ("columns=kwh&missing=zero", ["zero", "missing"]),
+        ("columns=kwh&window=400", ["window 400 is longer than every file", "120 rows"]),
+        ("columns=kwh&window=4&time=house&gap=2", ["row 2", "column house", "'a'", "time"]),
         ("horizon=3", ["horizon", "window", "label"]),
         ("window=3&test=ok", ["window", "test"]),
         ("columns=kwh&window=30&block=20", ["20", "block", "window"]),
