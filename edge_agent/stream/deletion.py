@@ -5,7 +5,7 @@ import sqlite3
 from dataclasses import dataclass
 from typing import Self
 
-from fleetune.edge_agent.stream import drift_windows
+from fleetune.edge_agent.stream import drift_windows, series_states
 
 
 @dataclass(frozen=True)
@@ -54,4 +54,5 @@ def delete(connection: sqlite3.Connection, selection: SampleFilter) -> int:
     count = connection.execute(f"DELETE FROM sample WHERE {where}", values).rowcount  # noqa: S608
     if count:
         drift_windows.clear(connection)
+    series_states.clear(connection)  # they hold rows of the sensors that may be among the selected ones
     return count

@@ -16,7 +16,7 @@ UNLABELLED, NUMBERS = -1, -2  # stand in for a class number: no label yet, and a
 
 Kind = Literal[
     "not-numbers", "not-finite", "empty", "too-large", "shape", "label", "class", "name", "unknown", "file",
-    "message", "iterator", "broker", "disk", "clock",
+    "message", "late", "iterator", "broker", "disk", "clock",
 ]  # fmt: skip
 """Kinds of problems that are counted: of samples, files and messages, and of broker, disk and clock."""
 

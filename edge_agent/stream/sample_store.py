@@ -8,7 +8,7 @@ called from any thread.
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetune.edge_agent.stream import deletion, drift_windows, store_values
+from fleetune.edge_agent.stream import deletion, drift_windows, series_states, store_values
 from fleetune.edge_agent.stream.deletion import SampleFilter
 from fleetune.edge_agent.stream.refusal_counts import RefusalCounts
 from fleetune.edge_agent.stream.retention import DAY_S, RetentionLimits, delete_held, evict, stored_bytes
@@ -42,6 +42,7 @@ stored before. "labelled": it was stored before, and its label is new. "refused"
 """
 
 _MAX_UNCHECKED_BYTES = 100_000
+_NO_STATES: Mapping[str, bytes] = {}
 _NONE = np.zeros(0, np.float32)
 
 
@@ -132,6 +133,7 @@ class SampleStore:
         *,
         progress: FileProgress | None = None,
         columns: TableColumns | None = None,
+        states: Mapping[str, bytes] = _NO_STATES,
     ) -> list[Outcome]:
         """Store samples, and label samples by their names, in one transaction.
 
@@ -143,6 +145,7 @@ class SampleStore:
             labels: name and label of earlier samples, or of these.
             progress: how far the samples' file has been read.
             columns: columns of the table that the samples come from.
+            states: states of the series that the samples were cut from, by name.
 
         Returns:
             The outcome of each sample, then of each label.
@@ -158,7 +161,14 @@ class SampleStore:
                 self._put_progress(progress)
             if columns is not None:
                 store_values.put(self._connection, columns)
+            if states:
+                series_states.put(self._connection, states, step.number)
         return outcomes
+
+    def series_state(self, name: str) -> bytes | None:
+        """Return the stored state of a series; None if there is none. Raises StoreError."""
+        with self._read_errors():
+            return series_states.get(self._connection, name)
 
     def label(self, labels: Iterable[tuple[str, Label]]) -> list[Outcome]:
         """Label samples by their names, see `add`."""

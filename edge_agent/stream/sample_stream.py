@@ -2,12 +2,17 @@
 
 import logging
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
+from fleetune.edge_agent.datasets.csv_files import base_folder
 from fleetune.edge_agent.datasets.formats import FORMATS
 from fleetune.edge_agent.datasets.log_mel import LogMel, log_mel_options
+from fleetune.edge_agent.datasets.series_options import SeriesOptions, series_options
+from fleetune.edge_agent.datasets.source_options import name_list
 from fleetune.edge_agent.stream import snapshot
 from fleetune.edge_agent.stream.intakes.generator import Generator, GeneratorIntake, find_generator
 from fleetune.edge_agent.stream.intakes.mqtt import MqttIntake, SensorTopic, sensor_topic
@@ -20,6 +25,7 @@ from fleetune.protocols.errors import DataError, StoreError, TrainingStopped
 
 WATCH, INTAKE = "watch", "intake:"
 SAVE_COUNTS_S = 600.0
+_TRY_POLL_S = 0.05
 
 log = logging.getLogger(__name__)
 
@@ -36,17 +42,26 @@ class StreamSettings:
         bounds: limits on what the store keeps.
         labels: names of the label columns of tables.
         memory_bytes: memory of the agent together with its decoder process; None if unknown.
+        trial: True if the samples are only looked at: a broker must remember nothing.
     """
 
     bounds: RetentionLimits = RetentionLimits()  # noqa: RUF009 - frozen
     labels: tuple[str, ...] = ("label",)
     memory_bytes: int | None = None
+    trial: bool = False
 
 
 class SampleIntake(Protocol):
     """Brings samples into the store, in a thread of its own."""
 
     def run(self, stopped: threading.Event) -> None: ...
+
+
+@runtime_checkable
+class ReadsNow(Protocol):
+    """An intake that can store what is there now, without waiting."""
+
+    def read_now(self, is_enough: Callable[[], bool]) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -75,7 +90,8 @@ def is_stream(source: str) -> bool:
 
 @dataclass(frozen=True)
 class _Watched:
-    folder: Path
+    place: Path
+    options: SeriesOptions
     sounds: LogMel
 
 
@@ -91,14 +107,9 @@ def _parse_source(source: str) -> str | _Watched | SensorTopic | Generator | Non
 
 
 def _watched(source: str, rest: str) -> _Watched:
-    name, _, options = rest.partition("?")
-    sounds, unknown = log_mel_options(source, options)
-    if unknown:
-        raise DataError(
-            f"{source}: unknown option {min(unknown)!r}; the options are"
-            f" {', '.join(LogMel.__struct_fields__)}"
-        )
-    return _Watched(Path(name).expanduser(), sounds)
+    name, _, text = rest.partition("?")
+    sounds, others = log_mel_options(source, text)
+    return _Watched(Path(name).expanduser(), series_options(source, others, SeriesOptions), sounds)
 
 
 def without_password(source: str) -> str:
@@ -107,11 +118,18 @@ def without_password(source: str) -> str:
     return str(kind) if isinstance(kind, SensorTopic) else source
 
 
+def stream_columns(source: str) -> tuple[str, ...]:
+    """Return the columns that a stream's source names; empty if it names none. Raises DataError."""
+    kind = _parse_source(source)
+    options = kind.options if isinstance(kind, _Watched | SensorTopic) else None
+    return tuple(name_list(options.columns)) if options else ()
+
+
 def check_stream(source: str) -> None:
     """Check a stream's source before it starts. Raises DataError."""
     kind = _parse_source(source)
-    if isinstance(kind, _Watched) and not kind.folder.is_dir():
-        raise DataError(f"{source}: there is no folder {kind.folder.absolute()}; create it (it may be empty)")
+    if isinstance(kind, _Watched) and not (folder := base_folder(kind.place)).is_dir():
+        raise DataError(f"{source}: there is no folder {folder.absolute()}; create it (it may be empty)")
 
 
 class SampleStream:
@@ -132,10 +150,10 @@ class SampleStream:
         self._stopped = threading.Event()
         self._intakes: list[SampleIntake] = []
         match _parse_source(source):
-            case _Watched(folder, sounds):
-                self._intakes.append(_watched_folder(store, folder, sounds, settings))
+            case _Watched() as watched:
+                self._intakes.append(_watched_folder(store, watched, settings))
             case SensorTopic() as topic:
-                self._intakes.append(MqttIntake(store, topic))
+                self._intakes.append(MqttIntake(store, topic, trial=settings.trial))
             case None:
                 raise DataError(f"{source} is not a stream; see docs/streams.md for the sources of streams")
             case str():
@@ -152,6 +170,23 @@ class SampleStream:
         for thread in self._threads:
             thread.start()
         log.info("samples of %s are stored in %s", self.source, self.store.path)
+
+    def try_out(self, is_enough: Callable[[], bool], seconds: float) -> None:
+        """Store the first samples, without starting the stream: the files that are there, or what comes.
+
+        Args:
+            is_enough: called often; True ends this.
+            seconds: longest time to wait for samples that are no files.
+        """
+        give_up_at = time.monotonic() + seconds
+        for intake in self._intakes:
+            if isinstance(intake, ReadsNow):
+                intake.read_now(is_enough)
+                return
+        for thread in self._threads[:-1]:
+            thread.start()
+        while not is_enough() and time.monotonic() < give_up_at:
+            time.sleep(_TRY_POLL_S)
 
     def run(self, stopped: threading.Event) -> None:
         """Save the counts and evict old samples every `SAVE_COUNTS_S`, even if no sample arrives."""
@@ -215,14 +250,18 @@ class SampleStream:
         return parts
 
 
-def _watched_folder(
-    store: SampleStore, folder: Path, sounds: LogMel, settings: StreamSettings
-) -> SampleIntake:
+def _watched_folder(store: SampleStore, watched: _Watched, settings: StreamSettings) -> SampleIntake:
     """Import the watched folder only where it is used: most agents decode no files."""
     from fleetune.edge_agent.stream.intakes.watched_folder import WatchedFolder
 
-    memory_bytes = settings.memory_bytes
-    return WatchedFolder(store, folder, settings.labels, sounds=sounds, memory_bytes=memory_bytes)
+    return WatchedFolder(
+        store,
+        watched.place,
+        settings.labels,
+        options=watched.options,
+        sounds=watched.sounds,
+        memory_bytes=settings.memory_bytes,
+    )
 
 
 def open_stream(path: Path, source: str, settings: StreamSettings) -> SampleStream:

@@ -28,6 +28,7 @@ from tests.fuzz.run import MOST_BYTES, MOST_SECONDS, resident
 from fleetune.edge_agent.datasets.audio import class_names, read_sound
 from fleetune.edge_agent.datasets.idx import read_idx
 from fleetune.edge_agent.datasets.npy_arrays import read_npy
+from fleetune.edge_agent.datasets.series_options import SeriesOptions
 from fleetune.edge_agent.datasets.sources import load
 from fleetune.edge_agent.stream.decoding.decoder_process import DecoderProcess
 from fleetune.edge_agent.stream.intakes.sample_files import CsvLines, ReadOptions, read_image, read_shard
@@ -71,6 +72,8 @@ class Kind:
 def own_kinds(decoder: DecoderProcess) -> list[Kind]:
     """Those that are read in the agent's own process, by readers of our own."""
     reading = ReadOptions(_check_line, decoder)
+    series = SeriesOptions(columns="y", time="x", gap="2", window=3, missing="hold", group="label")
+    windows = ReadOptions(_check_line, decoder, options=series)
     arrays = {"x": np.eye(6, dtype=np.float32), "y": np.arange(6), "group": np.array(list("aabbcc"))}
     idx = b"\0\0\x08\x03" + b"".join(n.to_bytes(4, "big") for n in (3, 4, 5)) + bytes(60)
     sounds = [Kind(".wav", _sound(width), lambda path: read_sound(path, 8000, 900)) for width in (1, 2, 3, 4)]
@@ -82,7 +85,9 @@ def own_kinds(decoder: DecoderProcess) -> list[Kind]:
         Kind(".npz", _npz(np.savez, arrays), lambda path: load(f"npz:{path}")),
         Kind(".npz", _npz(np.savez_compressed, arrays), lambda path: load(f"npz:{path}")),
         Kind(".csv", TABLE.encode(), lambda path: [*CsvLines(path, reading).samples(last=True)]),
+        Kind(".csv", TABLE.encode(), lambda path: [*CsvLines(path, windows).samples(last=True)]),
         Kind(".csv", TABLE.encode(), lambda path: load(f"csv:{path}?label=label&columns=x,y")),
+        Kind(".csv", TABLE.encode(), lambda path: load(f"csv:{path}?columns=y&time=x&gap=2&window=3")),
         Kind(".txt", b"cat\ndog\n\xc3\xa4\n", lambda path: class_names(_renamed(path, "classes.txt"))),
         Kind(".toml", RUN.encode(), read_run),
     ]

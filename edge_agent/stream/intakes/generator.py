@@ -9,8 +9,10 @@ import inspect
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
+from fleetune.edge_agent.datasets.sources import arguments
 from fleetune.edge_agent.stream.intakes.write_queue import SampleQueue
 from fleetune.edge_agent.stream.sample import BadSample, make_sample
 from fleetune.edge_agent.stream.sample_store import SampleStore
@@ -28,15 +30,26 @@ Generator = Callable[[], Iterator[Any]]
 def find_generator(source: str) -> Generator | None:
     """Find the generator function that `package.module:function` names; None if it names something else.
 
+    Options after a question mark are its arguments, as for `datasets.sources.load`.
+
     Raises:
-        DataError: the module cannot be imported.
+        DataError: the module cannot be imported, or the function does not take these arguments.
     """
-    module, _, name = source.partition(":")
+    module, _, rest = source.partition(":")
+    name, _, options = rest.partition("?")
     try:
         found = getattr(user_module(module), name, None)
     except Exception as problem:  # a user's file may raise anything
         raise DataError(f"data.source `{without_url(source)}`: {as_line(problem)}") from problem
-    return found if inspect.isgeneratorfunction(found) else None
+    if not inspect.isgeneratorfunction(found):
+        return None
+    given = arguments(without_url(source), options)
+    try:
+        inspect.signature(found).bind(**given)
+    except TypeError as problem:
+        takes = ", ".join(inspect.signature(found).parameters) or "no arguments"
+        raise DataError(f"data.source `{without_url(source)}`: {problem}; {name} takes {takes}") from None
+    return partial(found, **given)
 
 
 class GeneratorIntake:

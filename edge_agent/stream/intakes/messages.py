@@ -76,7 +76,7 @@ def read_message(content: bytes, *, as_json: bool) -> ParsedMessage:
     decode = msgspec.json.decode if as_json else msgspec.msgpack.decode
     name: str | int | None = None
     try:
-        _check_lists(content, as_json=as_json)
+        check_lists(content, as_json=as_json)
         message = decode(content, type=Message)
         name = message.id if len(str(message.id)) <= MAX_NAME else None
         if message.x is not None:
@@ -100,7 +100,7 @@ class _Parts(msgspec.Struct):
     x: msgspec.Raw = msgspec.Raw()
 
 
-def _check_lists(content: bytes, *, as_json: bool) -> None:
+def check_lists(content: bytes, *, as_json: bool) -> None:
     """Raise BadSample if the lists of a message would take far more memory than its bytes."""
     if as_json:
         num_lists = content.count(b"[") + content.count(b"{")

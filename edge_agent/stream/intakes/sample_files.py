@@ -5,21 +5,25 @@ The agent itself reads CSV and WAV. The decoder process reads images and .npz fi
 
 import csv
 import io
-import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
+from msgspec import structs
 
+from fleetune.edge_agent.datasets import csv_columns
 from fleetune.edge_agent.datasets.audio import SOUND, sound_features
-from fleetune.edge_agent.datasets.csv_columns import EXACT, ROUNDED_REMEDY, RoundedNumbers
 from fleetune.edge_agent.datasets.log_mel import LogMel
+from fleetune.edge_agent.datasets.row_reader import FILE, FOLDER, check_columns, input_names, with_places
+from fleetune.edge_agent.datasets.series_options import SeriesOptions
+from fleetune.edge_agent.datasets.source_options import name_list, repeated
 from fleetune.edge_agent.stream.decoding.decoder_process import DecoderProcess
 from fleetune.edge_agent.stream.decoding.frames import Block, FileKind
+from fleetune.edge_agent.stream.intakes.row_samples import LabelTexts, LoadState, RowSamples
 from fleetune.edge_agent.stream.sample import BadSample, Sample, make_sample
 from fleetune.edge_agent.stream.sample_store import Outcome, SampleStore
 from fleetune.edge_agent.stream.store_values import FileProgress, TableColumns
@@ -57,6 +61,7 @@ class ReadOptions:
         labels: names of the label columns.
         class_names: class number of each class name.
         columns: names of the input columns, in the order of a sample; (): the order of the table.
+        options: which columns of tables have which role, and the windows.
         sounds: how sounds become features.
     """
 
@@ -65,24 +70,12 @@ class ReadOptions:
     labels: tuple[str, ...] = ("label",)
     class_names: Mapping[str, int] = field(default_factory=dict)
     columns: tuple[str, ...] = ()
+    options: SeriesOptions = SeriesOptions()  # noqa: RUF009 - frozen
     sounds: LogMel = LogMel()  # noqa: RUF009 - frozen
 
     def label(self, words: str) -> int | float | None:
-        """Return the label that a table's cell or a folder's name gives; None if it is empty.
-
-        Raises:
-            BadSample: the text is neither a number nor one of `class_names`.
-        """
-        words = words.strip()
-        if not words:
-            return None
-        if words in self.class_names:
-            return self.class_names[words]
-        try:
-            return int(words) if words.lstrip("+-").isdigit() else float(words)
-        except ValueError:
-            line = f"label {words[:50]!r} is not a number, and classes.txt in the folder does not list it"
-            raise BadSample("label", line) from None
+        """Return the label of a cell or a folder's name; None if it is empty. Raises BadSample."""
+        return LabelTexts(self.class_names).label(words)
 
 
 def read_samples(
@@ -121,15 +114,17 @@ def store_file(
     samples: Iterable[Sample],
     progress: Callable[[], FileProgress] | None = None,
     columns: TableColumns | None = None,
+    states: Callable[[], Mapping[str, bytes]] = dict,
 ) -> Iterator[Outcome]:
-    """Store a file's samples in batches, and its progress with the last one. Raises StoreError."""
+    """Store a file's samples in batches, and its progress and states with the last. Raises StoreError."""
     batch: list[Sample] = []
     for sample in samples:
         batch.append(sample)
         if len(batch) == BATCH:
             yield from store.add(batch)
             batch = []
-    yield from store.add(batch, progress=None if progress is None else progress(), columns=columns)
+    at = None if progress is None else progress()
+    yield from store.add(batch, progress=at, columns=columns, states=states())
 
 
 def read_image(path: Path, reading: ReadOptions) -> np.ndarray[Any, np.dtype[np.uint8]]:
@@ -182,77 +177,6 @@ def _blocks(path: Path, kind: FileKind, reading: ReadOptions) -> Iterator[Block]
         raise BadFile(str(problem)) from None
 
 
-class Rows:
-    """Converts the rows of a table to samples.
-
-    Args:
-        path: path of the table, for messages.
-        names: names of its columns.
-        reading: how rows are read.
-        label: label of its folder, for a table without label columns.
-
-    Raises:
-        BadFile: its columns have no or repeated names, or are not those of the first table.
-    """
-
-    def __init__(
-        self, path: Path, names: Sequence[str], reading: ReadOptions, label: float | None = None
-    ) -> None:
-        names = [name.strip() for name in names]
-        places = {name: place for place, name in enumerate(names)}
-        inputs = tuple(name for name in names if name not in reading.labels and name != _ID)
-        self.columns = reading.columns or inputs
-        if len(places) < len(names) or not inputs:
-            raise BadFile(f"{path}: its first line must name each column once, and at least one input column")
-        if set(inputs) != set(self.columns):
-            raise BadFile(
-                f"{path}: has the columns {', '.join(inputs)[:100]}; expected {', '.join(self.columns)[:100]}"
-            )
-        self._reading, self._folder, self._width, self._names = reading, label, len(names), names
-        self._inputs = [places[name] for name in self.columns]
-        self._labels = [places[name] for name in reading.labels if name in places]
-        self._id, self._path = places.get(_ID), path
-        self._rounded = RoundedNumbers()
-
-    def sample(self, cells: Sequence[str]) -> Iterator[Sample]:
-        """Yield the sample in a row; nothing if it is refused.
-
-        Raises:
-            BadFile: two different whole numbers of a column become one float32, such as row numbers.
-        """
-        try:
-            if len(cells) != self._width:
-                words = f"a row has {len(cells)} cells; the first line has {self._width}"
-                raise BadSample("shape", words)  # noqa: TRY301
-            x = np.array([self._number(cells, place) for place in self._inputs], np.float64)
-            y = [self._reading.label(cells[place]) for place in self._labels]
-        except BadFile:
-            raise
-        except BadSample as problem:
-            self._reading.refuse(problem)
-            return
-        label: Any = self._folder if not y else y[0] if len(y) == 1 else None if None in y else y
-        name = None if self._id is None else cells[self._id].strip() or None
-        yield from _made(x, label, name, self._reading)
-
-    def _number(self, cells: Sequence[str], place: int) -> float:
-        words, name = cells[place], self._names[place]
-        try:
-            found = float(words)
-        except ValueError:
-            said = f"{self._path}: column {name} holds {words[:50]!r}; it must be a number"
-            raise BadSample("not-numbers", said) from None
-        if not math.isfinite(found):
-            said = f"{self._path}: column {name} holds {words[:50]!r}; it must be a finite number"
-            raise BadSample("not-finite", said)
-        if abs(found) >= EXACT and (other := self._rounded.other(name, words)) is not None:
-            raise BadFile(
-                f"{self._path}: column {name}: {other} and {words.strip()[:50]} become one number as float32;"
-                f" {ROUNDED_REMEDY}"
-            )
-        return found
-
-
 class CsvLines:
     """A CSV file that may still grow, read in whole lines from where reading stopped.
 
@@ -261,19 +185,80 @@ class CsvLines:
         reading: how rows are read.
         label: label of its folder, for a table without label columns.
         taken: number of bytes read before. If the file is now shorter, it is read from the start.
+        load: returns the stored state of a series of windows; None if there is none.
+
+    Attributes:
+        taken: number of bytes read so far.
+        columns: names of the input columns.
 
     Raises:
-        BadFile: see `Rows`; or its first line is too long or not text.
+        BadFile: its columns have no or repeated names, or lack one that is needed; or its first line is too
+            long or not text.
     """
 
-    def __init__(self, path: Path, reading: ReadOptions, label: float | None = None, taken: int = 0) -> None:
+    def __init__(
+        self,
+        path: Path,
+        reading: ReadOptions,
+        label: float | None = None,
+        taken: int = 0,
+        load: LoadState = lambda _: None,
+    ) -> None:
         self._path, self._reading = path, reading
         with open_input(path, MAX_TABLE_BYTES, error=BadFile) as file:
             head, num_bytes = file.readline(MAX_LINE_BYTES), file.seek(0, os.SEEK_END)
         if not head.endswith(b"\n"):
             raise BadFile(f"{path}: its first line must name the columns; it is too long or not complete")
-        self.rows = Rows(path, self._cells(head.removeprefix(b"\xef\xbb\xbf")), reading, label)
-        self.taken = taken if len(head) <= taken <= num_bytes else len(head)
+        names = name_list(reading.options.names)
+        first = 0 if names else len(head)
+        again = max(1, first) <= taken <= num_bytes
+        self.taken = taken if again else first
+        names = names or [name.strip() for name in self._cells(head.removeprefix(b"\xef\xbb\xbf"))]
+        options = self._options(names)
+        self.columns = self._inputs(names, options)
+        self._id, self._width = names.index(_ID) if _ID in names else None, len(names)
+        self._at_file = {FOLDER, FILE} & {options.group, *name_list(options.label)}
+        self._rows = RowSamples(
+            str(path),
+            [*names, FOLDER, FILE],
+            self.columns,
+            options,
+            refuse=reading.refuse,
+            read_label=reading.label,
+            load=load if again else lambda _: None,
+            label=None if reading.options.label else label,
+        )
+
+    def _options(self, names: Sequence[str]) -> SeriesOptions:
+        """Return the options with the label columns. Raises BadFile if a column does not exist."""
+        options, path = self._reading.options, self._path
+        if (twice := repeated(names)) is not None:
+            raise BadFile(f"{path}: its first line must name each column once; {twice!r} occurs twice")
+        if not options.label:
+            labels = [name for name in self._reading.labels if name in names]
+            options = structs.replace(options, label=",".join(labels))
+        try:
+            check_columns(str(path), [*names, FOLDER, FILE], options, {})
+        except DataError as problem:
+            raise BadFile(str(problem)) from None
+        return options
+
+    def _inputs(self, names: Sequence[str], options: SeriesOptions) -> tuple[str, ...]:
+        """Return the input columns: those of the first table. Raises BadFile if this one has others."""
+        path, first = self._path, self._reading.columns
+        try:
+            inputs = tuple(input_names(str(path), names, options, {_ID}))
+        except DataError as problem:
+            raise BadFile(str(problem)) from None
+        if first and set(inputs) != set(first):
+            both = f"has the columns {', '.join(inputs)[:100]}; expected {', '.join(first)[:100]}"
+            raise BadFile(f"{path}: {both}, as in the first file: name columns that all have with columns=")
+        return first or inputs
+
+    @property
+    def states(self) -> dict[str, bytes]:
+        """Return the states of the series of windows, to be stored with the samples."""
+        return self._rows.states
 
     def samples(self, *, last: bool) -> Iterator[Sample]:
         """Yield the samples of complete lines, and advance `taken`.
@@ -283,17 +268,41 @@ class CsvLines:
         """
         with open_input(self._path, MAX_TABLE_BYTES, error=BadFile) as file:
             file.seek(self.taken)
-            while line := file.readline(MAX_LINE_BYTES):
-                if not line.endswith(b"\n") and not (last or len(line) == MAX_LINE_BYTES):
-                    return
-                try:
-                    cells = self._cells(line)
-                except BadFile as problem:
-                    self._reading.refuse(BadSample("not-numbers", str(problem)))
-                    cells = []
-                if cells:
-                    yield from self.rows.sample(cells)
-                self.taken += len(line)
+            ended = False
+            while not ended:
+                rows, num_bytes, lost, ended = self._portion(file, last=last)
+                ids = [] if self._id is None else [row[self._id].strip() or None for _, row in rows]
+                if self._at_file:
+                    rows = [(number, with_places(self._path, row)) for number, row in rows]
+                if rows:
+                    yield from self._rows.samples(rows, ids)
+                if lost:
+                    self._rows.lose()
+                self.taken += num_bytes
+
+    def _portion(self, file: BinaryIO, *, last: bool) -> tuple[csv_columns.Rows, int, bool, bool]:
+        """Return the next rows, their bytes, whether a row after them was refused, and whether they are the
+        last ones for now.
+        """
+        rows: csv_columns.Rows = []
+        num_bytes = 0
+        while len(rows) < BATCH and num_bytes < MAX_LINE_BYTES:
+            line = file.readline(MAX_LINE_BYTES)
+            if not line or not (line.endswith(b"\n") or last or len(line) == MAX_LINE_BYTES):
+                return rows, num_bytes, False, True
+            num_bytes += len(line)
+            try:
+                cells = self._cells(line)
+                if cells and len(cells) != self._width:
+                    words = f"{self._path}: a row has {len(cells)} cells; the first line has {self._width}"
+                    raise BadSample("shape", words)  # noqa: TRY301
+            except BadSample as problem:
+                kind = "not-numbers" if problem.kind == "file" else problem.kind
+                self._reading.refuse(BadSample(kind, str(problem)))
+                return rows, num_bytes, True, False
+            if cells:
+                rows.append((0, cells))
+        return rows, num_bytes, False, False
 
     def _cells(self, line: bytes) -> list[str]:
         if line.count(b",") >= MAX_CELLS:

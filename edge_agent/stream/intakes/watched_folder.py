@@ -7,10 +7,9 @@ CSV files may grow. Files stay in the folder. FLAC, OGG and MP3 files are skippe
 """
 
 import logging
-import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +17,10 @@ from pathlib import Path
 from msgspec import structs
 
 from fleetune.edge_agent.datasets.audio import CLASSES, OTHER_SOUNDS, class_names, convert_command
+from fleetune.edge_agent.datasets.csv_files import base_folder, files_of
 from fleetune.edge_agent.datasets.log_mel import LogMel
+from fleetune.edge_agent.datasets.series_options import SeriesOptions
+from fleetune.edge_agent.datasets.source_options import name_list
 from fleetune.edge_agent.stream.decoding.decoder_process import IDLE_S, DecoderProcess
 from fleetune.edge_agent.stream.intakes.sample_files import (
     KNOWN,
@@ -40,7 +42,6 @@ POLL_S = 2.0
 SETTLED_S = 1.0
 LAST_LINE_S = 10.0  # after this time without a change, a last line without a line end is complete
 _UNLABELLED = "unlabelled"
-_UNFINISHED = (".tmp", ".part", ".new", ".swp", "~")
 _MAX_SHARE = 0.05  # largest share of the time that scanning may take
 
 log = logging.getLogger(__name__)
@@ -51,8 +52,9 @@ class WatchedFolder:
 
     Args:
         store: the device's store.
-        folder: the watched folder.
+        place: the watched folder, or a pattern of files.
         labels: names of the label columns of tables.
+        options: which columns of tables have which role, and the windows.
         sounds: how sounds become features.
         memory_bytes: memory of the agent together with its decoder process; None: not earlier.
         clock: monotonic clock, in seconds.
@@ -61,16 +63,18 @@ class WatchedFolder:
     def __init__(
         self,
         store: SampleStore,
-        folder: Path,
+        place: Path,
         labels: tuple[str, ...] = ("label",),
         *,
+        options: SeriesOptions = SeriesOptions(),  # noqa: B008 - frozen
         sounds: LogMel = LogMel(),  # noqa: B008 - frozen
         memory_bytes: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._store, self._folder, self._clock = store, folder, clock
+        self._store, self._place, self._clock = store, place, clock
+        self._folder = base_folder(place)
         self._decoder = DecoderProcess(memory_bytes)
-        self._reading = ReadOptions(store.refuse, self._decoder, labels, sounds=sounds)
+        self._reading = ReadOptions(store.refuse, self._decoder, labels, options=options, sounds=sounds)
         self._classes: tuple[object, list[str]] = (None, [])
         self._changing: dict[str, tuple[int, int, float]] = {}
         self._reported: set[str] = set()
@@ -83,7 +87,7 @@ class WatchedFolder:
             while not stopped.is_set():
                 began = self._clock()
                 try:
-                    self.scan(stopped)
+                    self.scan(stopped.is_set)
                 except ReadingStopped:
                     return
                 except StoreError as problem:
@@ -96,29 +100,48 @@ class WatchedFolder:
         finally:
             self.close()
 
+    def read_now(self, is_enough: Callable[[], bool]) -> None:
+        """Store the samples of the files that are there, as if they had not changed for a while.
+
+        Args:
+            is_enough: called often; when it returns True, reading ends.
+        """
+        clock = self._clock
+        try:
+            self.scan()
+            self._clock = lambda: clock() + LAST_LINE_S
+            with suppress(ReadingStopped):
+                self.scan(is_enough)
+        finally:
+            self._clock = clock
+            self.close()
+
     def close(self) -> None:
         """End the decoder process. The next file starts another."""
         self._decoder.close()
 
-    def scan(self, stopped: threading.Event | None = None) -> None:
+    def scan(self, is_stopped: Callable[[], bool] | None = None) -> None:
         """Store the samples of files that are new and complete.
+
+        Args:
+            is_stopped: called often; when it returns True, the scan ends.
 
         Raises:
             StoreError: the store cannot be written; the next scan reads the file again.
-            ReadingStopped: `stopped` was set while a file was read; the next scan reads it again.
+            ReadingStopped: it was stopped while a file was read; the next scan reads it again.
         """
-        columns = self._store.table_columns()
-        names = {name: number for number, name in enumerate(self._class_names())}
-        self._reading = replace(
-            self._reading, class_names=names, columns=() if columns is None else columns.columns
-        )
+        options, columns = self._reading.options, self._store.table_columns()
+        classes = name_list(options.classes) or self._class_names()
+        names = {name: number for number, name in enumerate(classes)}
+        known = () if columns is None or options.columns else columns.columns
+        self._reading = replace(self._reading, class_names=names, columns=known)
         found: set[str] = set()
         for path in self._files():
-            if stopped is not None and stopped.is_set():
+            if is_stopped is not None and is_stopped():
                 return
             found.add(str(path))
             with (
-                input_limits(is_stopped=None if stopped is None else stopped.is_set),
+                input_limits(is_stopped=is_stopped),
                 suppress(OSError),  # the file is gone or cannot be read now: the next scan tries again
             ):
                 self._check_file(path)
@@ -129,15 +152,11 @@ class WatchedFolder:
         self._store.drop_missing_files(found, str(self._folder))
 
     def _files(self) -> Iterator[Path]:
-        for where, folders, files in os.walk(self._folder):
-            folders[:] = sorted(name for name in folders if not name.startswith("."))
-            for name in sorted(files):
-                if not name.startswith(".") and not name.endswith(_UNFINISHED):
-                    path = Path(where) / name
-                    if path.suffix.lower() in OTHER_SOUNDS:
-                        self._warn_of_sound(path)
-                    if path.suffix.lower() in KNOWN:
-                        yield path
+        for path in files_of(self._place):
+            if path.suffix.lower() in OTHER_SOUNDS:
+                self._warn_of_sound(path)
+            if path.suffix.lower() in KNOWN:
+                yield path
 
     def _warn_of_sound(self, path: Path) -> None:
         """Log the first sound that is no WAV file."""
@@ -206,26 +225,35 @@ class WatchedFolder:
         self._store.add([], progress=structs.replace(taken, problem=str(problem)))
 
     def _read_csv(self, path: Path, taken: FileProgress, earlier: FileProgress | None, *, last: bool) -> None:
-        lines = CsvLines(path, self._reading, self._label(path), 0 if earlier is None else earlier.taken)
+        before, load = 0 if earlier is None else earlier.taken, self._store.series_state
+        lines = CsvLines(path, self._reading, self._label(path), before, load)
         if not self._reading.columns:
-            self._reading = replace(self._reading, columns=lines.rows.columns)
+            self._reading = replace(self._reading, columns=lines.columns)
 
         def progress() -> FileProgress:
             return structs.replace(taken, num_bytes=lines.taken, taken=lines.taken)
 
-        self._store_samples(lines.samples(last=last), progress)
+        self._store_samples(lines.samples(last=last), progress, lambda: lines.states)
 
-    def _store_samples(self, samples: Iterable[Sample], taken: Callable[[], FileProgress]) -> None:
-        for outcome in store_file(self._store, samples, taken, TableColumns(self._reading.columns)):
+    def _store_samples(
+        self,
+        samples: Iterable[Sample],
+        taken: Callable[[], FileProgress],
+        states: Callable[[], Mapping[str, bytes]] = dict,
+    ) -> None:
+        for outcome in store_file(self._store, samples, taken, TableColumns(self._reading.columns), states):
             self._new += outcome == "stored"
 
     def _label(self, path: Path) -> int | float | None:
-        parts = path.relative_to(self._folder).parts[:-1]
+        """Return the label that the folder of a file gives; None if it gives none. Raises BadFile."""
+        parts, reading = path.relative_to(self._folder).parts[:-1], self._reading
         if not parts or parts[0] == _UNLABELLED:
             return None
         try:
-            return self._reading.label(parts[0])
+            return reading.label(parts[0])
         except BadSample as problem:
+            if path.suffix.lower() == ".csv" and (reading.options.label or not reading.class_names):
+                return None  # a folder of a day or a machine
             raise BadFile(f"{path}: {problem}") from None
 
 

@@ -370,11 +370,14 @@ def test_large_inputs_come_as_bytes():
 def test_which_sources_are_streams(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine_streams.py").write_text(
-        "def grows():\n    yield [1.0], 1\n\n\ndef whole():\n    return [], []\n"
+        "def grows(rate=1):\n    yield [float(rate)], 1\n\n\ndef whole():\n    return [], []\n"
     )
     assert is_stream("watch:in")
     assert is_stream("intake:")
     assert is_stream("mine_streams:grows")
+    assert next(generator.find_generator("mine_streams:grows?rate=7")()) == ([7.0], 1)
+    with pytest.raises(DataError, match="'speed'; grows takes rate"):
+        is_stream("mine_streams:grows?speed=7")
     assert not is_stream("mine_streams:whole")
     assert not is_stream("npz:x.npz")
     assert not is_stream("digits")
@@ -388,7 +391,7 @@ def test_a_table_whose_numbers_become_one_float32_is_refused_as_a_file(store, fo
     looking = Looking(store, folder)
     looking.scan(3)
     assert refused(store) == {"file": 2}
-    assert "column id_of_row: 16777216 and 16777217 become one number as float32" in caplog.text
+    assert "column id_of_row: '16777217' and 16777216 become one number as float32" in caplog.text
     looking.scan(3)  # no second try while it stands as it was
     assert refused(store) == {"file": 2}
 
@@ -397,8 +400,8 @@ def test_a_bad_cell_is_told_with_its_file_and_column(store, folder, caplog):
     (folder / "log.csv").write_text("t,speed\n1,fast\n2,nan\n")
     Looking(store, folder).scan(3)
     assert refused(store) == {"not-numbers": 1, "not-finite": 1}
-    assert f"{folder}/log.csv: column speed holds 'fast'; it must be a number" in caplog.text
-    assert f"{folder}/log.csv: column speed holds 'nan'; it must be a finite number" in caplog.text
+    assert f"{folder}/log.csv: column speed: 'fast' is no number; correct it" in caplog.text
+    assert f"{folder}/log.csv: column speed: 'nan' is not a finite float32 number" in caplog.text
 
 
 def test_samples_put_in_by_hand_are_there_and_shown(tmp_path, folder):

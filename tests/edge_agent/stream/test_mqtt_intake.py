@@ -113,6 +113,32 @@ def test_what_sensors_publish_is_kept_once_and_rubbish_is_counted(store, broker,
     }
 
 
+def test_single_values_become_windows_over_a_broker_that_sends_what_was_not_acknowledged(
+    store, tmp_path, monkeypatch, caplog
+):
+    caplog.set_level(logging.INFO)
+    options = "?value=$.temperature&time=last_seen&gap=10m&window=3&step=3"
+
+    def value(minute, **more):
+        return {"temperature": minute / 2, "last_seen": f"2026-05-31T12:{minute:02}:00Z", **more}
+
+    with EmbeddedBroker.start(tmp_path / "broker") as running, sensor(running.port) as publish:
+        with listening(store, running.port, "zigbee2mqtt/+" + options) as feeder:
+            until(lambda: "samples come from" in caplog.text)
+            publish(value(0), "zigbee2mqtt/kitchen")
+            publish({"battery": 7}, "zigbee2mqtt/kitchen")
+            publish(value(1, humidity=40), "zigbee2mqtt/hall")
+            publish(value(5), "zigbee2mqtt/kitchen")
+            until(lambda: not len(feeder._queue) and "no value at temperature" in caplog.text)
+        with listening(store, running.port, "zigbee2mqtt/+" + options):
+            until(lambda: caplog.text.count("samples come from") == 2)
+            publish(value(4), "zigbee2mqtt/kitchen")
+            until(lambda: len(rows(store)) == 1)
+    with store.reading() as read:
+        (data,) = read.execute("SELECT x FROM input").fetchone()
+    assert np.frombuffer(data, "<f4").tolist() == [0, 2, 2.5]
+
+
 def test_it_waits_for_its_broker_and_comes_back(store, tmp_path, caplog):
     caplog.set_level(logging.INFO)
     port = free_port()
@@ -157,7 +183,8 @@ def test_what_waits_is_bounded(store, monkeypatch):
     """The client's thread stands still, so the broker is not read, while the disk is."""
     monkeypatch.setattr(mqtt, "MAX_WAITING_BYTES", 3000)
     feeder = MqttIntake(store, sensor_topic(url(1)))
-    message = type("Message", (), {"payload": b"{" * 1000, "mid": 1, "qos": 0})
+    about = {"mid": 1, "qos": 0, "topic": TOPIC, "dup": False, "retain": False}
+    message = type("Message", (), {"payload": b"{" * 1000, **about})
     thread = threading.Thread(target=lambda: [feeder._on_message(None, None, message) for _ in range(9)])
     thread.start()
     until(lambda: len(feeder._queue) == 2)
@@ -167,7 +194,7 @@ def test_what_waits_is_bounded(store, monkeypatch):
         feeder._queue._write_batch(feeder._queue._next_batch())
     thread.join(20)
     assert not thread.is_alive()
-    large = type("Message", (), {"payload": b"{" * (MAX_MESSAGE_BYTES + 1), "mid": 1, "qos": 0})
+    large = type("Message", (), {"payload": b"{" * (MAX_MESSAGE_BYTES + 1), **about})
     feeder._on_message(None, None, large)
     assert feeder._queue._waiting[-1].content == b""
 
