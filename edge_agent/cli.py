@@ -8,6 +8,7 @@ import typer
 
 from fleetune.edge_agent import board_cli, join_cli, personal_cli, versions_cli, wipe_cli
 from fleetune.edge_agent.doctor import cli as doctor_cli
+from fleetune.edge_agent.doctor import try_cli
 from fleetune.edge_agent.run_options import RunOptions, takes_run_options
 from fleetune.edge_agent.service.cli import app as service
 from fleetune.edge_agent.stream import cli as stream_cli
@@ -56,6 +57,7 @@ def run(options: dict[str, Any]) -> None:
 app.command()(join_cli.join)
 for _command in (board_cli.profile, board_cli.explain, board_cli.boards, doctor_cli.doctor, wipe_cli.wipe):
     app.command()(_command)
+app.command("try")(try_cli.try_data)
 app.command()(personal_cli.export)
 app.command()(personal_cli.predict)
 app.command()(stream_cli.add)

@@ -46,7 +46,7 @@ def doctor(
         device=device,
         fleet=fleet,
         **{name: options[name] for name in ("data", "state", "board", "policy")},
-        **{name: options[name] for name in ("test_fraction", "trainer", "train_on", "root")},
+        **{name: options[name] for name in ("test_fraction", "label_column", "trainer", "train_on", "root")},
         broker=broker,
         limits={one.name: options[one.name] for one in fields(Policy)},
         problem=problem,

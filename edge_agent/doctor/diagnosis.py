@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fleetune.edge_agent.budget.owner_policy import Policy, limits_of, read_policy
+from fleetune.edge_agent.datasets.source_options import name_list
 from fleetune.edge_agent.doctor import agent_state, broker, host, sensors, training
 from fleetune.edge_agent.doctor.check_result import CheckResult, refused, run_check
 from fleetune.edge_agent.probes.board_identity import board_name
@@ -27,8 +28,9 @@ class AgentUnderDiagnosis:
     """The options of the agent under diagnosis; checks of options that are not given are skipped.
 
     Attributes:
-        fleet, device, broker, data, state, board, policy, test_fraction, trainer, train_on, root: options of
-            `edge-agent run`. `state` is the value of --state, and `broker` includes the TLS files.
+        fleet, device, broker, data, state, board, policy, test_fraction, label_column, trainer, train_on,
+            root: options of `edge-agent run`. `state` is the value of --state, and `broker` includes the TLS
+            files.
         limits: options that take precedence over the policy file.
         problem: the error in the value of --broker; `broker` is then None.
         state_problem: the error that keeps the state's device from being found; `device` is then None.
@@ -43,6 +45,7 @@ class AgentUnderDiagnosis:
     policy: Path | None = None
     limits: dict[str, Any] = field(default_factory=dict)
     test_fraction: float = 0.3
+    label_column: str = "label"
     trainer: str = AUTO
     train_on: str = PROCESSOR
     root: Path = Path("/")
@@ -114,7 +117,8 @@ def _data(agent: AgentUnderDiagnosis) -> Iterator[CheckResult]:
         return
     store = _store(agent)
     if is_stream(agent.data):
-        yield from training.stream(agent.data, None if store is None else store.samples, agent.test_fraction)
+        path, labels = None if store is None else store.samples, tuple(name_list(agent.label_column))
+        yield from training.stream(agent.data, path, agent.test_fraction, labels)
         return
     enrolment = None if store is None else agent_state.latest_enrolment(store)
     yield from training.data(agent.data, agent.test_fraction, enrolment)

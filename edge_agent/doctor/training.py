@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -14,8 +15,10 @@ from msgspec import UNSET
 
 from fleetune.edge_agent.budget.ratio_controller import read_ratio_controller
 from fleetune.edge_agent.doctor.check_result import CheckResult, refused
+from fleetune.edge_agent.doctor.data_trial import try_source
 from fleetune.edge_agent.probes.memory import process_memory
 from fleetune.edge_agent.state.agent_store import AgentStore
+from fleetune.edge_agent.state.defaults import TEST_FRACTION
 from fleetune.edge_agent.stream.sample_store import SampleStore
 from fleetune.edge_agent.stream.sample_stream import check_stream, without_password
 from fleetune.edge_agent.stream.status import status
@@ -106,19 +109,24 @@ def _few_samples(num_train: int, enrolment: Enrolment | None) -> Iterator[CheckR
     )
 
 
-def stream(source: str, path: Path | None, test_fraction: float) -> Iterator[CheckResult]:
-    """Check a data stream: its folder and its sample store.
+def stream(
+    source: str, path: Path | None, test_fraction: float, labels: tuple[str, ...] = ("label",)
+) -> Iterator[CheckResult]:
+    """Check a data stream: its folder with a first file, and its sample store.
 
     Args:
         source: value of `--data`.
         path: folder of the sample store; None if the fleet is unknown.
         test_fraction: share of the samples that is held out for testing.
+        labels: names of the label columns of tables.
 
     Raises:
-        DataError: the folder of the stream is missing.
+        DataError: the folder of the stream is missing, or no sample can be read of its files.
         StoreError: the store is damaged or has another format.
     """
     check_stream(source)
+    if source.startswith("watch:"):
+        yield from _first_file(source, labels)
     source = without_password(source)
     if path is None or not path.exists():
         yield CheckResult("ok", "data", f"{source}: no samples stored yet; the agent stores them on arrival")
@@ -137,6 +145,18 @@ def stream(source: str, path: Path | None, test_fraction: float) -> Iterator[Che
     else:
         yield CheckResult("ok", "data", text)
     yield from _few_samples(train, None)
+
+
+def _first_file(source: str, labels: tuple[str, ...]) -> Iterator[CheckResult]:
+    """Read the files of a watched folder until there is a sample."""
+    found = try_source(source, labels, TEST_FRACTION, seconds=0, max_samples=1)
+    if found.num_samples:
+        shape = " x ".join(map(str, found.shape))
+        yield CheckResult("ok", "first file", f"samples of {shape}, {found.labels}")
+    for kind, (count, last) in found.refused.items():
+        verdict: Literal["warn", "fail"] = "warn" if found.num_samples else "fail"
+        remedy = "edge-agent try shows more; the agent leaves these out and continues"
+        yield CheckResult(verdict, "first file", f"refused, {kind}: {count}, last: {last}", remedy)
 
 
 def trainers(
