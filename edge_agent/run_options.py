@@ -56,7 +56,8 @@ class RunOptions:
         str,
         typer.Option(
             help="npz:FILE with arrays x and y (optionally test, or x_train, y_train, x_test, y_test),"
-            " digits, {idx,cifar,har,audio}:FOLDER, csv:FILE or package.module:function; see docs/data.md."
+            " digits, {idx,cifar,har,audio}:FOLDER, csv:FILE, csv:FOLDER or package.module:function; see"
+            " docs/data.md, and edge-agent try."
             " Streams: watch:FOLDER, a generator function, mqtt://HOST:PORT/TOPIC at your sensors'"
             " own broker, or intake: for samples that other programs add; see docs/streams.md"
         ),

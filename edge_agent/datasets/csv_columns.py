@@ -104,14 +104,11 @@ class CsvFile:
             yield number, row
 
     def portions(self, cells_per_row: int = 1) -> Iterator[Rows]:
-        """Yield all rows in portions. Raises as `rows`, and if there are none."""
-        rows, found = self.rows(), False
+        """Yield all rows in portions. Raises as `rows`."""
+        rows = self.rows()
         some = max(1, _CHUNK_CELLS // max(cells_per_row, len(self.names)))
         while portion := [*islice(rows, some)]:
-            found = True
             yield portion
-        if not found:
-            raise DataError(f"{self.where}: {self.path} has no rows; it must have at least one")
 
     def refuse(self, _place: int, row: Row, name: str, _kind: CellKind, words: str) -> NoReturn:
         """Raise the error for a cell, with its place, what is wrong, and what to do."""

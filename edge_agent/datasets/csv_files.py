@@ -51,10 +51,16 @@ def _is_complete(path: Path) -> bool:
 
 
 def csv_files(source: str, path: Path) -> list[Path]:
-    """Return the CSV files that a path names. Raises DataError if there are none."""
+    """Return the CSV files that a path names, of a folder those with content.
+
+    Raises DataError if there are none.
+    """
     if not is_pattern(path) and not path.is_dir():
         return [path]
-    found = [one for one in files_of(path) if one.name.lower().endswith(ENDINGS)]
+    named = (one for one in files_of(path) if one.name.lower().endswith(ENDINGS))
+    found = [one for one in named if one.stat().st_size]  # a logger may just have begun one
     if not found:
-        raise DataError(f"{source}: no file in {path} ends in .csv or .csv.gz; check the path")
+        raise DataError(
+            f"{source}: no file in {path} ends in .csv or .csv.gz and has content; check the path"
+        )
     return found

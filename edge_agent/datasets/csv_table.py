@@ -38,6 +38,7 @@ from fleetune.protocols.input_files import memory_limit_bytes, size_words
 from fleetune.protocols.one_line import flat
 
 VOCABULARY = 8192  # of the built-in model `text-embedding`
+Groups = NDArray[np.int32]
 
 
 class TableOptions(SeriesOptions, frozen=True, forbid_unknown_fields=True):
@@ -138,6 +139,7 @@ class _Samples:
     _block: "array[int]" = field(default_factory=lambda: array("q"))
     _marks: "array[float]" = field(default_factory=lambda: array("f"))
     _groups: dict[str, int] = field(default_factory=dict)
+    _num_rows: int = 0
     _longest: int = 0
     _blocks: int = 0
 
@@ -154,17 +156,18 @@ class _Samples:
             inputs = Numbers(table, self.names, missing=settings.missing != "refuse")
         reader = RowReader(table, settings, inputs, _label(table, settings), groups=self._groups)
         marked = Numbers(table, [getattr(settings, name) for name in marks])
-        series = _FileSeries(settings)
+        series: list[tuple[Rows, Groups]] = []
         for portion in self._portions(table):
+            self._num_rows += len(portion)
             rows, group = reader.read(portion)
             if settings.window:
-                series.add(rows, group)
+                series.append((rows, group))
                 continue
             kept = ~(np.isnan(rows.x).any(axis=1) | np.isnan(rows.y).any(axis=1))
             if marks:
                 self._marks.frombytes(marked.convert(portion)[kept].tobytes())
             self._add(rows.x[kept], rows.y[kept], group[kept])
-        if settings.window:
+        if series:
             self._add_windows(series)
 
     def _portions(self, table: CsvFile) -> Iterator[csv_columns.Rows]:
@@ -175,9 +178,9 @@ class _Samples:
             else:
                 yield portion
 
-    def _add_windows(self, series: "_FileSeries") -> None:
+    def _add_windows(self, portions: list[tuple[Rows, Groups]]) -> None:
         """Add the windows of each group of a file."""
-        for code, rows in series.by_group():
+        for code, rows in _by_group(portions, grouped=bool(self.settings.group)):
             self._longest = max(self._longest, len(rows))
             cutter, base = Series(self.settings, rows.x.shape[1], rows.y.shape[1]), self._blocks
             for found in cutter.push(rows):
@@ -187,7 +190,7 @@ class _Samples:
                 self._add(found.x[kept], found.y[kept], np.full(num, code, np.int32))
                 self._block.extend([base + found.block] * num)
 
-    def _add(self, x: NDArray[np.float32], y: NDArray[np.float64], group: NDArray[np.int32]) -> None:
+    def _add(self, x: NDArray[np.float32], y: NDArray[np.float64], group: Groups) -> None:
         limit = memory_limit_bytes() // 2
         if len(self._x) * 4 + x.size * 4 > limit:
             step = ", give a larger step" if self.settings.window else ""
@@ -221,6 +224,8 @@ class _Samples:
 
     def _why_none(self) -> str:
         settings = self.settings
+        if not self._num_rows:
+            return "there are no rows; a file must have at least one"
         if not settings.window:
             return "every row has an empty cell; name complete columns with columns="
         if self._longest < settings.length:
@@ -249,24 +254,13 @@ def _label(table: CsvFile, settings: TableOptions) -> Numbers | Classes | None:
     return Numbers(table, names, missing=missing) if names else None
 
 
-class _FileSeries:
-    """The rows of a file, which are cut into windows when the file has been read."""
-
-    def __init__(self, settings: TableOptions) -> None:
-        self._settings = settings
-        self._portions: list[tuple[Rows, NDArray[np.int32]]] = []
-
-    def add(self, rows: Rows, group: NDArray[np.int32]) -> None:
-        self._portions.append((rows, group))
-
-    def by_group(self) -> Iterator[tuple[int, Rows]]:
-        """Yield the rows of each group, in the order of their first rows."""
-        portions, self._portions = self._portions, []
-        columns = zip(*(vars(rows).values() for rows, _ in portions), strict=True)
-        rows = Rows(*(np.concatenate(column) for column in columns))
-        groups = np.concatenate([group for _, group in portions])
-        if not self._settings.group:
-            yield 0, rows
-            return
-        for code in dict.fromkeys(groups.tolist()):
-            yield code, rows[groups == code]
+def _by_group(portions: list[tuple[Rows, Groups]], *, grouped: bool) -> Iterator[tuple[int, Rows]]:
+    """Yield the rows of each group of a file, in the order of their first rows."""
+    columns = zip(*(vars(rows).values() for rows, _ in portions), strict=True)
+    rows = Rows(*(np.concatenate(column) for column in columns))
+    groups = np.concatenate([group for _, group in portions])
+    if not grouped:
+        yield 0, rows
+        return
+    for code in dict.fromkeys(groups.tolist()):
+        yield code, rows[groups == code]

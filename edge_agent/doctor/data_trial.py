@@ -129,6 +129,11 @@ def _try_stream(
         without_password(source), x, [one[1] for one in alike], names, len(alike) - num_test, num_test
     )
     hints = found.hints
+    if alike and not (found.train and found.test):
+        one_role = "these samples are only to train on, or only to test on, but a device needs both"
+        hints += (
+            f"{one_role}; a smaller block= helps, because windows of a block that overlap stay together",
+        )
     if len(alike) < len(rows):
         hints += (f"{len(rows) - len(alike)} of {len(rows)} samples have another shape than the first",)
     return Trial(**{**vars(found), "stream": True, "refused": refusals, "hints": hints})

@@ -51,8 +51,8 @@ def cells_of(content: bytes, paths: list[str]) -> list[str]:
         message = content.decode("ascii").strip()
     cells = [_cell(path, _value(message, path_steps(path))) for path in paths]
     if not any(cells):
-        keys = flat(", ".join(message)[:200]) if isinstance(message, dict) else type(message).__name__
-        raise BadSample("message", f"a message has no value at {', '.join(paths)[:200]}; it has {keys}")
+        found = flat(", ".join(message) if isinstance(message, dict) else message)[:100]
+        raise BadSample("message", f"a message has no value at {', '.join(paths)[:200]}; it has {found}")
     return cells
 
 

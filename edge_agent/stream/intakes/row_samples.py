@@ -1,8 +1,8 @@
 """Makes samples of the rows of a stream's table: of a growing CSV file, or of messages.
 
 Without `window` each row is a sample. With it, rows are cut into windows (`datasets.windows`). What a series
-needs for its next windows is stored together with its samples, so windows survive a restart. All windows of a
-block belong to the same part of the split: they have the draws of the block's first window.
+needs for its next windows is stored together with its samples, so windows survive a restart. Windows of a
+block that overlap belong to the same part of the split: they have the draws of the block's first window.
 """
 
 import zlib
@@ -171,6 +171,9 @@ class RowSamples:
         """Yield windows of one block as samples of the same part of the split."""
         for x, y in zip(windows.x, windows.y, strict=True):
             for sample in self._made(np.ascontiguousarray(x), y, None):
+                if self.options.step >= self.options.length:  # no two windows have a row in common
+                    yield sample
+                    continue
                 if state.draws is None or state.draws[0] != windows.block:
                     state.draws = windows.block, sample.for_test, sample.for_validation
                 _, for_test, for_validation = state.draws

@@ -62,6 +62,9 @@ def test_motors_as_loggers_write_them(motors, documented):
     np.testing.assert_array_equal(found.x[3], first[300:428].T.astype(np.float32))  # after the pause
     data = split(found, 0.3, 0.0)
     assert {data.size("train"), data.size("test")} <= {6, 12, 18, 24, 30}  # whole files
+    (motors / "begun.csv").write_text("")
+    (motors / "worn" / "begun.csv").write_text("timestamp,ax,ay,az\n")
+    assert len(load(f"csv:{motors}?{OPTIONS}").x) == len(found.x)
     one = load(f"csv:{motors}/*/log-1.csv?{OPTIONS}")
     np.testing.assert_array_equal(one.x, found.x[[*range(6, 12), *range(24, 30)]])
 

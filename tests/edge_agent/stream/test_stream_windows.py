@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from msgspec import structs
 from tests.edge_agent.stream.test_intakes import Looking, inputs_of, kept, refused
 from typer.testing import CliRunner
 
@@ -72,6 +73,10 @@ def test_windows_of_a_block_stay_on_one_side(store, folder):
     assert len(rows) == 5 * 17
     assert [len(set(rows[first : first + 17])) for first in range(0, 85, 17)] == [1] * 5
     assert len(set(rows)) == 5
+    (folder / "other.csv").write_text("t,a,b\n" + lines(200, 220))
+    Looking(store, folder, options=structs.replace(overlapping, step=4)).scan(3)
+    rows = store._connection.execute("SELECT for_test FROM sample WHERE number > 85").fetchall()
+    assert len(set(rows)) == len(rows) == 5
 
 
 def test_a_pattern_columns_and_classes_of_a_watched_folder(store, folder):
