@@ -2,6 +2,8 @@
 
 import json
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -33,8 +35,7 @@ def try_data(
     """
     from fleetune.edge_agent.doctor.data_trial import try_source
 
-    logging.getLogger("fleetune").setLevel(logging.ERROR)  # what is refused is shown below
-    with one_line_errors("edge-agent"):
+    with one_line_errors("edge-agent"), _errors_only():
         labels = tuple(one.strip() for one in label_column.split(",") if one.strip())
         found = try_source(data, labels, test_fraction, seconds)
     if as_json:
@@ -43,6 +44,18 @@ def try_data(
         _show(found)
     if not found.num_samples:
         raise typer.Exit(1)
+
+
+@contextmanager
+def _errors_only() -> Iterator[None]:
+    """Log errors only: what is refused is shown as a result."""
+    logger = logging.getLogger("fleetune")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _show(found: "Trial") -> None:

@@ -188,7 +188,7 @@ def test_messages_without_a_time_count_by_arrival_and_a_repeated_one_once(store)
 
 def test_late_and_double_messages_and_topics_side_by_side(store):
     series = MessageSeries(store, options_of(TIMED))
-    series.store(values(0, 2, 1, 1))
+    series.store(values(0, 2, 2, 1))
     series.store([message(9, {"t": 1, "v": 50}, "plant/b")])
     assert firsts(store) == [[0, 1, 2]]
     series.store(values(3, 4, 0, 5))
@@ -232,7 +232,7 @@ def test_rows_that_wait_are_bounded_and_deleted_with_samples(store, monkeypatch)
         series.store([message(number, {"t": 1, "v": 1}, f"plant/{number}")])
     ours = "SELECT count(*), sum(length(data)) FROM value WHERE name LIKE 'series %'"
     count, num_bytes = store._connection.execute(ours).fetchone()
-    assert 0 < count < 60
+    assert 0 < count < 80
     assert num_bytes < 8000
     assert store.series_state("received") is not None
     store.delete(SampleFilter(names=("nobody",)))
@@ -257,8 +257,8 @@ def test_try_shows_samples_statistics_and_what_is_refused(folder, monkeypatch):
     for words in ("20 samples of 2 x 3 (float32)", "no labels", "29.5", "refused, not-numbers: 1", "'bad'"):
         assert words in shown.output
     found = json.loads(tried("watch:.?label=b&columns=timestamp", "--json").output)
-    assert (found["num_samples"], found["shape"], found["stream"]) == (60, [1], True)
-    assert found["labels"] == "classes 0: 30, 1: 30"
+    assert (found["num_samples"], found["shape"], found["stream"]) == (61, [1], True)
+    assert found["labels"] == "classes 0: 31, 1: 30"
     assert found["first"][1] == {"x": [1.0], "y": 1}
     assert "time=timestamp" in found["hints"][0]
     found = json.loads(tried("csv:a.csv?columns=b", "--json").output)
