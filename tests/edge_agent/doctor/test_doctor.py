@@ -823,7 +823,7 @@ def test_a_stream_with_rejected_samples(tmp_path, monkeypatch):
     for refused, verdict in (({}, "ok"), ({"shape": (3, "why")}, "warn")):
         found = SimpleNamespace(classes=[SimpleNamespace(train=5, test=2)], num_bytes=10**6, refused=refused)
         monkeypatch.setattr(training, "status", lambda *_, found=found: found)
-        result, few = training.stream("watch:folder", tmp_path, 0.3)
+        result, few = training.stream("intake:", tmp_path, 0.3)
         assert few.what == "privacy"
         assert (result.verdict, "5 training and 2 test" in result.found) == (verdict, True)
         assert ("edge-agent samples" in result.remedy) == (verdict == "warn")

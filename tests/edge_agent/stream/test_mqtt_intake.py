@@ -129,7 +129,7 @@ def test_single_values_become_windows_over_a_broker_that_sends_what_was_not_ackn
             publish({"battery": 7}, "zigbee2mqtt/kitchen")
             publish(value(1, humidity=40), "zigbee2mqtt/hall")
             publish(value(5), "zigbee2mqtt/kitchen")
-            until(lambda: not len(feeder._queue) and "no value at temperature" in caplog.text)
+            until(lambda: not len(feeder._queue) and "no value at $.temperature" in caplog.text)
         with listening(store, running.port, "zigbee2mqtt/+" + options):
             until(lambda: caplog.text.count("samples come from") == 2)
             publish(value(4), "zigbee2mqtt/kitchen")
