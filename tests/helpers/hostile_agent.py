@@ -28,7 +28,7 @@ def reply(self, data, *arguments, **named):
     if kind == LOST and turn.round not in _lost:
         _lost.add(turn.round)
         slots = {name: one for name, one in self._state.slots.items() if name != HELD_MODEL}
-        self._state = replace(self._state, slots=slots)
+        self._take_over(replace(self._state, slots=slots))
     made = _reply(self, data, *arguments, **named)
     return made if kind in (None, LOST) else forged(made, kind, self._method, self.spec)
 
