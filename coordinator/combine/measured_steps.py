@@ -6,7 +6,7 @@ is the RMS per sent entry, because a norm grows with the number of entries that 
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import median
 
@@ -20,6 +20,7 @@ from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Entries, Everything
 
 _CHUNK = 2**15  # entries handled at a time; temporary arrays fit into a processor's cache
+_ONE_THREAD = 2**13  # OpenBLAS uses one thread for a product of up to 10,000 entries
 MOST_SAMPLED = 512  # entries of each update from which its cosine is computed
 _SAMPLED_IN_ALL = 2**21  # of all updates of a round together: 8 MB
 
@@ -32,7 +33,8 @@ class Step:
         rms: root mean square over the sent entries, before clipping.
         factor: share of the step that counts; 1 unless it was clipped.
         counts: False for an update of weight 0.
-        cosine: of the angle between the step and the round's combined step; None if one of them is 0.
+        cosine: of the angle between the step and the round's median step, entry by entry; None if one of them
+            is 0. A mean would follow the longest step, so that honest steps would point against it.
     """
 
     rms: float
@@ -66,7 +68,11 @@ class MeasuredSteps:
         self._inner, self._base, self._spec, self._bound = inner, base, spec, bound
         self._places = sampled_entries(spec.num_parameters, num_updates)
         self._in_chunks = np.searchsorted(self._places, range(0, spec.num_parameters + _CHUNK, _CHUNK))
-        self._samples: list[tuple[FlatArray, MaskArray | None]] = []
+        self._base_sample = base[self._places]
+        self._samples: list[FlatArray] = []
+        self._sent: list[MaskArray] = []
+        self._all = np.ones(self._places.size, bool)
+        self._scratch = np.empty(_CHUNK, np.float32)
         self._rest = 0.0  # weight of the shared model in place of clipped steps over all entries
         self.steps: list[Step] = []
 
@@ -84,19 +90,19 @@ class MeasuredSteps:
         That equals scaling its step, and needs no copy of the update.
         """
         size = self._spec.num_parameters
-        base, squares, scratch = self._base[:size], 0.0, np.empty(_CHUNK, np.float32)
+        base, squares = self._base[:size], 0.0
         for place in range(0, size, _CHUNK):
             part = slice(place, min(place + _CHUNK, size))
-            squares += _squared_distance(patch.values[part], base[part], scratch)
-        sample = patch.values[self._places] - base[self._places]
-        factor = self._note(squares, size, weight, sample, None)
+            squares += _squared_distance(patch.values[part], base[part], self._scratch)
+        sample = patch.values[self._places] - self._base_sample
+        factor = self._note(squares, size, weight, sample, self._all)
         self._inner.add(patch, weight if factor == 1 else weight * factor)
         self._rest += weight * (1 - factor)
 
     def _add_part(self, patch: Patch, weight: float) -> None:
         mask = patch.selection.mask(self._spec)[: self._spec.num_parameters]
         base, squares, start = np.empty_like(patch.values), 0.0, 0
-        scratch, sample = np.empty(_CHUNK, np.float32), np.zeros(self._places.size, np.float32)
+        scratch, sample = self._scratch, np.zeros(self._places.size, np.float32)
         for number, place in enumerate(range(0, mask.size, _CHUNK)):
             inside = np.flatnonzero(mask[place : place + _CHUNK])
             part = slice(start, start + inside.size)
@@ -109,14 +115,13 @@ class MeasuredSteps:
         values = patch.values if factor == 1 else base + np.float32(factor) * (patch.values - base)
         self._inner.add(Patch(Entries(mask), values), weight)  # as a bitmap: the mask is not made twice
 
-    def _note(
-        self, squares: float, count: int, weight: float, sample: FlatArray, sent: MaskArray | None
-    ) -> float:
+    def _note(self, squares: float, count: int, weight: float, sample: FlatArray, sent: MaskArray) -> float:
         """Store the figures of one update; return the share of its step that counts."""
         rms = math.sqrt(squares / max(1, count))
         factor = 1.0 if self._bound is None or rms <= self._bound else self._bound / rms
         self.steps.append(Step(rms, factor, weight > 0))
-        self._samples.append((sample, sent))
+        self._samples.append(sample)
+        self._sent.append(sent)
         return factor
 
     def over(self, previous: FlatArray) -> FlatArray:
@@ -124,29 +129,29 @@ class MeasuredSteps:
         if self._rest:
             whole = Patch(Everything(), self._base[: self._spec.num_parameters])
             self._inner.add(whole, self._rest)
-        before = self._base[self._places].astype(np.float64)
-        combined = self._inner.over(previous)
-        towards = combined[self._places] - before
-        self.steps = [
-            Step(step.rms, step.factor, step.counts, _cosine(sample, towards, sent))
-            for step, (sample, sent) in zip(self.steps, self._samples, strict=True)
-        ]
-        self._samples = []
-        return combined
+        if self.steps:
+            samples, sent = np.array(self._samples), np.array(self._sent)
+            found = _cosines(samples, sent, np.array([step.counts for step in self.steps]))
+            self.steps = [replace(step, cosine=one) for step, one in zip(self.steps, found, strict=True)]
+            self._samples, self._sent = [], []
+        return self._inner.over(previous)
 
 
 def _squared_distance(values: FlatArray, base: FlatArray, scratch: FlatArray) -> float:
     """Return the sum of squares of `values - base`, and leave that difference in `scratch`.
 
-    NumPy's own product gives the same bits with any number of threads, which BLAS does not.
+    BLAS takes at most `_ONE_THREAD` entries at a time, so that the bits do not depend on its threads.
     """
     step = scratch[: values.size]
-    np.subtract(values, base, out=step)
-    squares = float(np.einsum("i,i", step, step))
+    squares = 0.0
+    with np.errstate(over="ignore", invalid="ignore"):  # then below in float64
+        np.subtract(values, base, out=step)
+        for place in range(0, step.size, _ONE_THREAD):
+            part = step[place : place + _ONE_THREAD]
+            squares += float(np.dot(part, part))
     if math.isfinite(squares):
         return squares
-    wide = values.astype(np.float64) - base
-    return float(np.einsum("i,i", wide, wide))
+    return float(np.square(values.astype(np.float64) - base).sum())
 
 
 def _found(step: FlatArray, inside: NDArray[np.intp], wanted: NDArray[np.intp]) -> FlatArray:
@@ -157,11 +162,31 @@ def _found(step: FlatArray, inside: NDArray[np.intp], wanted: NDArray[np.intp]) 
     return np.where(inside[at] == wanted, step[at], np.float32(0))
 
 
-def _cosine(step: FlatArray, towards: NDArray[np.float64], sent: MaskArray | None) -> float | None:
-    ours = step.astype(np.float64)
-    theirs = towards if sent is None else np.where(sent, towards, 0.0)
-    norms = math.sqrt(float(np.square(ours).sum())) * math.sqrt(float(np.square(theirs).sum()))
-    return max(-1.0, min(1.0, float((ours * theirs).sum()) / norms)) if 0 < norms < math.inf else None
+def _cosines(
+    steps: NDArray[np.float32], sent: NDArray[np.bool_], counts: NDArray[np.bool_]
+) -> list[float | None]:
+    """Return the cosine of each sampled step with the median step, over the entries that were sent.
+
+    Args:
+        steps: shape (updates, entries); 0 where an update does not hold the entry.
+        sent: the entries that each update holds, same shape.
+        counts: updates of which the median is taken, shape (updates,).
+    """
+    ours, towards = steps.astype(np.float64), _median_step(steps[counts], sent[counts])
+    lengths = np.sqrt(np.einsum("ij,ij->i", ours, ours) * (sent @ np.square(towards)))
+    known = (lengths > 0) & (lengths < math.inf)
+    cosines = np.clip(ours @ towards / np.where(known, lengths, 1.0), -1.0, 1.0)
+    return [float(one) if is_known else None for one, is_known in zip(cosines, known, strict=True)]
+
+
+def _median_step(steps: NDArray[np.float32], sent: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Return the median of each entry over the updates that hold it; 0 where none does."""
+    towards, some = np.zeros(steps.shape[1]), sent.any(axis=0)
+    if sent.all() and len(steps):
+        towards[:] = np.median(steps, axis=0)
+    elif some.any():
+        towards[some] = np.nanmedian(np.where(sent, steps, np.nan)[:, some], axis=0)
+    return towards
 
 
 @lru_cache(maxsize=4)

@@ -86,8 +86,13 @@ def refusal(name: str, method: Method[Any, Any, Any, Any]) -> str | None:
 
 
 def check_rule(settings: RunSettings, method: Method[Any, Any, Any, Any]) -> None:
-    """Raise SettingError if the run's method cannot have `round.robust`."""
+    """Raise SettingError if the run's method cannot have `round.robust` or `round.quarantine`."""
     name = settings.round.robust
+    if settings.round.quarantine is not None and not method.combines:
+        raise SettingError(
+            f"round.quarantine: {settings.method['name']} cannot have it, because {method.not_combined};"
+            " leave it out"
+        )
     why = refusal(name, method)
     if why is not None:
         usable = [f'"{other}"' for other in RULES if refusal(other, method) is None]

@@ -1,7 +1,7 @@
 """The updates of a round as rows of a matrix that is read in blocks of columns, one block at a time.
 
-Rows up to `MOST_BYTES` stay in memory. Beyond that they lie in an unnamed file in the run's folder, which the
-system removes with the process.
+Rows up to `MOST_IN_MEMORY` bytes stay in memory. Beyond that they lie in an unnamed file in the run's folder,
+which the system removes with the process.
 """
 
 import weakref
@@ -17,7 +17,8 @@ from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Everything
 
-MOST_BYTES = 2**24  # of a block of all updates, and of the rows in memory
+MOST_BYTES = 2**24  # of a block of all updates
+MOST_IN_MEMORY = 2**22  # of the rows; they are copied once when they move to the file
 _STEP = 8  # entries in a byte of a mask: a block begins with a whole byte
 
 
@@ -55,7 +56,8 @@ class UpdateRows:
     def __init__(self, spec: ModelSpec, folder: Path | None = None) -> None:
         self._size = spec.num_parameters
         self._spec = spec
-        self._file = SpooledTemporaryFile(max_size=MOST_BYTES, dir=None if folder is None else str(folder))  # noqa: SIM115 - closed after use
+        where = None if folder is None else str(folder)
+        self._file = SpooledTemporaryFile(max_size=MOST_IN_MEMORY, dir=where)  # noqa: SIM115 - closed after use
         self._close = weakref.finalize(self, self._file.close)  # also if a round is given up
         self._rows: list[_Row] = []
 
@@ -75,13 +77,17 @@ class UpdateRows:
             raise StoreError(f"cannot write the updates of a round by rows: {problem.strerror}") from None
 
     def blocks(self, absent: float) -> Iterator[Block]:
-        """Yield all entries in consecutive blocks of at most `MOST_BYTES`; `absent` stands for no value."""
+        """Yield all entries in consecutive blocks of at most `MOST_BYTES`; `absent` stands for no value.
+
+        The next block overwrites the values of the last one.
+        """
         length = max(_STEP, MOST_BYTES // (4 * max(1, len(self))) // _STEP * _STEP)
         next_value = [row.values_at for row in self._rows]
         is_full = all(row.mask_at is None for row in self._rows)
+        buffer = np.empty((len(self), min(length, self._size)), np.float32)
         for start in range(0, self._size, length):
             part = slice(start, min(start + length, self._size))
-            values = np.empty((len(self), part.stop - start), np.float32)
+            values = buffer[:, : part.stop - start]
             for number, row in enumerate(self._rows):
                 present = self._present(row, part)
                 if present is None:

@@ -46,7 +46,7 @@ class MaxShare(Extension):
         for reply in replies:
             samples = counted.get(reply.device)
             update: Any = reply.update
-            if samples is not None:
+            if samples is not None and update.num_samples:  # one in quarantine has none
                 update = replace(update, num_samples=samples)
             weighed = replace(reply, update=update)
             del reply, update  # before the next one is read

@@ -7,6 +7,7 @@ from fleetune.coordinator.extensions.method_diagnostics import MethodDiagnostics
 from fleetune.coordinator.extensions.norm_bound import NormBound
 from fleetune.coordinator.extensions.privacy.private_steps import PrivateSteps
 from fleetune.coordinator.extensions.proposed_work import ProposedWork
+from fleetune.coordinator.extensions.quarantine import Quarantine
 from fleetune.coordinator.extensions.releases import Releases
 from fleetune.coordinator.extensions.reply_claims import ReplyClaims
 from fleetune.coordinator.extensions.staleness import StalenessDiscount
@@ -18,9 +19,10 @@ ORDER: tuple[type[Extension], ...] = (
     Releases,
     ProposedWork,
     StalenessDiscount,
+    UpdateSteps,  # before those that use its figures
+    Quarantine,
     MaxShare,  # it limits what an update counts as after all other changes of its weight
     PrivateSteps,  # after all that changes an update: nothing may move what it has bounded
-    UpdateSteps,
     MethodDiagnostics,
     Downsampling,
 )

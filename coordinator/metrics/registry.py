@@ -451,6 +451,41 @@ SHARE_DOWN = Metric(
     shown=("run table", "run page"),
 )
 
+STEP_RATIO = Metric(
+    "step_ratio",
+    "step size",
+    "RMS of the update's step from the shared model, relative to the round's median; the mean over rounds.",
+    NUMBER,
+    reply=lambda reply: reply.step.ratio if reply.step else None,
+    device=lambda row: row.steps.ratio,
+    over_rounds=mean,
+    over_devices=greatest,
+    shown=("device page",),
+)
+STEP_COSINE = Metric(
+    "step_cosine",
+    "step direction",
+    "Cosine of the angle between the update's step and the round's median step; the mean over rounds.",
+    NUMBER,
+    reply=lambda reply: reply.step.cosine if reply.step else None,
+    device=lambda row: row.steps.cosine,
+    over_rounds=mean,
+    over_devices=mean,
+    shown=("device page",),
+)
+CLIPPED = Metric(
+    "clipped",
+    "clipped rounds",
+    "Share of a device's rounds in which its step was clipped.",
+    FRACTION,
+    reply=lambda reply: float(reply.step.clipped) if reply.step else None,
+    device=lambda row: row.steps.clipped,
+    over_rounds=mean,
+    over_devices=mean,
+    shown=("device page",),
+)
+STEPS = (STEP_RATIO, STEP_COSINE, CLIPPED)
+
 METRICS: tuple[Metric, ...] = tuple(one for one in list(globals().values()) if isinstance(one, Metric))
 
 

@@ -22,6 +22,7 @@ from fleetune.coordinator.metrics.registry import (
     PERSONAL,
     PREDICTED,
     PROCESSOR,
+    STEPS,
     VALIDATION,
     metrics_without_key,
     predicted_metrics,
@@ -29,6 +30,7 @@ from fleetune.coordinator.metrics.registry import (
 from fleetune.coordinator.metrics.summary import (
     Accuracies,
     BestRound,
+    DeviceSteps,
     DeviceSummary,
     Errors,
     PayloadBytes,
@@ -227,6 +229,7 @@ def _device(
         joules=ENERGY.of_replies(replies),
         adoption=latest_adoption([*replies, *([closing] if closing else [])]) or UNSET,
         metrics={**{one.name: one.of_replies(replies) for one in metrics_without_key()}, **known} or UNSET,
+        steps=DeviceSteps(*(metric.of_replies(replies) for metric in STEPS)),
     )
 
 

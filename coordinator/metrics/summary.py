@@ -290,6 +290,20 @@ class PrivacySummary(Struct, frozen=True):
         return f"{spent}, {self.noise} noise" + (", scores outside it" if self.scores else "")
 
 
+class DeviceSteps(Struct, frozen=True):
+    """How a device's updates compare with those of others (docs/robust.md).
+
+    Attributes:
+        ratio: size of its steps relative to the round's median, mean over its rounds.
+        cosine: of the angle to the round's median step, mean over its rounds.
+        clipped: share of its rounds in which its step was clipped.
+    """
+
+    ratio: float | None = None
+    cosine: float | None = None
+    clipped: float | None = None
+
+
 class DeviceSummary(Struct, frozen=True):
     """Results of a run for one device.
 
@@ -302,6 +316,7 @@ class DeviceSummary(Struct, frozen=True):
         reason: reason for the latest ratio.
         predicted_s, actual_s: predicted and actual duration of a round, medians over its training rounds.
         joules: energy of its training rounds.
+        steps: see `DeviceSteps`; all None if the method does not combine updates.
         adoption: see `DeviceAdoption`; only in runs with [adoption].
         scores: all scores of the run's task for the personal model; omitted in runs without a [task].
         metrics: metrics without a key of their own. `method.NAME` is a diagnostic that the method reports
@@ -324,6 +339,7 @@ class DeviceSummary(Struct, frozen=True):
     predicted_s: float | None = None
     actual_s: float | None = None
     joules: float | None = None
+    steps: DeviceSteps = DeviceSteps()
     adoption: DeviceAdoption | UnsetType = UNSET
     metrics: dict[str, float | None] | UnsetType = UNSET
     scores: dict[str, float] | UnsetType = UNSET

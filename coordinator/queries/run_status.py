@@ -11,8 +11,9 @@ from msgspec import Struct, field
 from fleetune.coordinator.extensions.rollout import Rollout
 from fleetune.coordinator.metrics.adoption import LatestAdoption
 from fleetune.coordinator.metrics.diagnostics import diagnostics_line
+from fleetune.coordinator.metrics.outliers import LatestOutliers
 from fleetune.coordinator.metrics.privacy import privacy_summary
-from fleetune.coordinator.metrics.registry import AFTER, BEFORE, DURATION, PREDICTED, shown_at
+from fleetune.coordinator.metrics.registry import AFTER, BEFORE, DURATION, PREDICTED, STEPS, shown_at
 from fleetune.coordinator.metrics.summary import AdoptionSummary, PrivacySummary
 from fleetune.coordinator.queries.waiting import schedule_reason, waiting_reason
 from fleetune.coordinator.rounds.engine_state import EngineState
@@ -76,6 +77,7 @@ class RunStatus(Struct, frozen=True, kw_only=True):
             connected or not running.
         problem: the problem that stops the run, in one line; "" if there is none.
         troubles: problems that do not stop the run, one line each.
+        outliers: devices whose latest updates are mostly outlying, one line each.
         method: name of the run's method.
         attempt: number of the present attempt at the round.
         asked, replied, target: numbers of devices in the open round that got a task, that replied, and whose
@@ -109,6 +111,7 @@ class RunStatus(Struct, frozen=True, kw_only=True):
     broker_down_since: float | None = None
     problem: str = ""
     troubles: tuple[str, ...] = ()
+    outliers: tuple[str, ...] = ()
     method: str
     attempt: int = 1
     asked: int = 0
@@ -163,7 +166,7 @@ class DeviceStatus(Struct, frozen=True):
         bytes_up, bytes_down: payload bytes so far.
         name: the device's name for people; equal to `device` if the owner gave none.
         known_by: how the coordinator knows the device, see `Identity` and docs/security.md.
-        metrics: metrics of its latest reply that the live view shows, by name.
+        metrics: metrics of its latest reply that the live view shows, and those of its step, by name.
         refused: number of its replies that were refused or truncated, by kind.
         state: its state in the registry of its fleet; "" if it is not registered there, or there is none.
         tags: the operator's tags, from its invitation.
@@ -245,11 +248,13 @@ class StatusReader:
         self._closed_s = deque([0.0], maxlen=_RECENT_ROUNDS + 1)
         self._latest_replies: dict[str, DeviceRound] = {}
         self._adoption = LatestAdoption()
+        self._outliers = LatestOutliers()
 
     def add(self, record: RoundRecord) -> None:
         """Add a closed round. After a restart, add the rounds that were closed before it first."""
         self._latest_replies.update(record.devices)
         self._adoption.add(record)
+        self._outliers.add(record)
         if not record.final_evaluation:
             self._scores.append(RoundScore.of(record))
             self._closed_s.append(record.closed_s)
@@ -299,6 +304,7 @@ class StatusReader:
             broker_down_since=broker_down_since,
             problem=problem,
             troubles=troubles,
+            outliers=self._outliers.lines(state),
             method=settings.method["name"],
             attempt=state.attempt,
             asked=len(parts),
@@ -367,7 +373,7 @@ class StatusReader:
             bytes_down=traffic.down if traffic else 0,
             name=identity.name,
             known_by=identity.known_by,
-            metrics={one.name: one.of_reply(last) for one in shown_at("live")} if last else {},
+            metrics={one.name: one.of_reply(last) for one in (*shown_at("live"), *STEPS)} if last else {},
             refused=ledger.refusals_by_device.get(device, {}),
             last_seen=state.timing.seen_at if member.ready else member.observed.seen_at,
         )

@@ -78,7 +78,10 @@ def _say(console: Console, line: str) -> None:
 def _screen(status: RunStatus, devices: tuple[DeviceStatus, ...], console: Console) -> RenderableType:
     """Return the live view and what the round waits for, as one screen."""
     waits = "" if status.scheduled else status.waits  # the view already shows the schedule's reason
-    lines = [Text(one, "yellow", overflow="fold") for one in filter(None, [*status.troubles, waits])]
+    lines = [
+        Text(one, "yellow", overflow="fold")
+        for one in filter(None, [*status.troubles, *status.outliers, waits])
+    ]
     used = sum(-(-len(line.plain) // console.width) for line in lines)
     height = console.height if console.is_terminal else _PLAIN_HEIGHT
     view = LiveView(status, devices).render(width=console.width, height=max(1, height - used))

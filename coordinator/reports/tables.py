@@ -61,6 +61,7 @@ _REFUSED = {
     "gone": "time a device went away",
     "not-admitted": "device whose agent lacks a feature that the run needs",
     "share-cut": "update that counted as fewer samples than it claimed (round.max_share)",
+    "quarantined": "update that did not count, because its device is in quarantine (round.quarantine)",
 }
 
 

@@ -10,6 +10,8 @@ from msgspec.structs import replace
 from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.wire.payloads import Measures
 
+MOST_RATIO, LEAST_COSINE = 3.0, -0.1
+"""An update outside these limits is outlying, see docs/robust.md."""
 Diagnostics = dict[str, float | dict[str, float]]
 """Diagnostics of a method by name: a number, or one number for each of several parts."""
 
@@ -19,13 +21,19 @@ class StepFigures(Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         ratio: RMS of the step, divided by the round's median; None if that is 0.
-        cosine: of the angle to the round's combined step; None if one of them is 0.
+        cosine: of the angle to the round's median step; None if one of them is 0.
         clipped: True if the step was clipped.
     """
 
     ratio: float | None = None
     cosine: float | None = None
     clipped: bool = False
+
+    @property
+    def is_outlying(self) -> bool:
+        """True if the step is far longer than those of others, or points against them."""
+        too_long = self.ratio is not None and self.ratio > MOST_RATIO
+        return too_long or (self.cosine is not None and self.cosine < LEAST_COSINE)
 
 
 class DeviceRound(Struct, frozen=True, omit_defaults=True):

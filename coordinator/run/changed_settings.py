@@ -40,6 +40,7 @@ CHANGEABLE = (
     "round.max_share",
     "round.robust",
     "round.max_hostile",
+    "round.quarantine",
     "objective.at_most",
     *(f"schedule.{key}" for key in ScheduleSection.__struct_fields__),
 )

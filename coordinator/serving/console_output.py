@@ -197,9 +197,11 @@ def print_fleet(found: FleetDevices, *, with_run: bool) -> None:
 
 
 def print_devices(devices: Iterable[DeviceStatus]) -> None:
-    """Print a run's devices, and those whose claimed number of samples was reduced."""
+    """Print a run's devices, and those whose updates counted less than others, or not at all."""
     shown = list(devices)
     Console().print(fleet_table(shown))
     for one in shown:
         if times := one.refused.get("share-cut"):
             print(f"{one.identity}: {times} updates counted as fewer samples than claimed (round.max_share)")
+        if times := one.refused.get("quarantined"):
+            print(f"{one.identity}: {times} updates did not count (round.quarantine)")

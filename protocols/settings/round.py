@@ -52,6 +52,9 @@ class RoundSection(Settings, frozen=True):
             (docs/robust.md).
         max_hostile: largest share of a round's updates that may be hostile. `trimmed-mean` cuts that share at
             both ends, and `krum` leaves that share out.
+        quarantine: number of outlying rounds in a row after which a device's updates no longer count, until
+            as many rounds in a row are not outlying. If left out, there is no quarantine. An honest device
+            with unusual data can be outlying too (docs/robust.md).
         max_samples: a device that reports more training samples is not selected, because the number of
             samples is its weight.
     """
@@ -71,6 +74,7 @@ class RoundSection(Settings, frozen=True):
     norm_bound: NonNegative = 100.0
     robust: Literal["clip", "median", "trimmed-mean", "krum", "none"] = "none"
     max_hostile: Annotated[float, Meta(ge=0, lt=0.5)] = 0.2
+    quarantine: Count | None = None
     max_samples: Count = 10_000_000
     max_share: Annotated[float, Meta(gt=0, le=1)] = 0.3
 

@@ -63,10 +63,24 @@ def test_blocks_and_files_change_no_bit(rule, masked, tmp_path, monkeypatch):
     given = list(patches(7, masked))
     at_once = combined(rule, given)
     monkeypatch.setattr(update_rows, "MOST_BYTES", 7 * 4 * 8)  # blocks of 8 entries
+    monkeypatch.setattr(update_rows, "MOST_IN_MEMORY", 64)
     in_blocks = combined(rule, given, folder=tmp_path)
     assert at_once.tobytes() == in_blocks.tobytes() or rule == "krum"
     np.testing.assert_allclose(in_blocks, at_once)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_block_of_all_updates_is_bounded_and_blocks_cover_each_entry_once(masked, monkeypatch):
+    monkeypatch.setattr(update_rows, "MOST_BYTES", 9 * 4 * 8)
+    rows = update_rows.UpdateRows(SPEC)
+    for patch in patches(9, masked):
+        rows.add(patch)
+    blocks = list(rows.blocks(absent=np.nan))
+    rows.close()
+    assert len(blocks) > 2
+    assert all(block.values.nbytes <= update_rows.MOST_BYTES for block in blocks)
+    assert [entry for block in blocks for entry in range(SIZE)[block.part]] == list(range(SIZE))
 
 
 def test_a_full_disk_is_one_line(tmp_path, monkeypatch):

@@ -79,11 +79,24 @@ def test_huge_numbers_are_clipped_too():
     assert np.abs(found - BASE).max() < 0.11
 
 
-def test_cosines_point_with_and_against_the_combined_step(steps):
+def test_cosines_point_with_and_against_the_median_step():
     step = np.linspace(1, 2, SPEC.size, dtype=np.float32)
     flat = np.zeros(SPEC.size, np.float32)
-    _, figures = measured([patch_of(step), patch_of(2 * step), patch_of(-step), patch_of(flat)])
-    assert [one.cosine for one in figures] == [pytest.approx(1), pytest.approx(1), pytest.approx(-1), None]
+    given = [patch_of(one) for one in (step, 2 * step, -100 * step, 3 * step, flat)]
+    assert [one.cosine for one in measured(given)[1]] == [
+        pytest.approx(1),
+        pytest.approx(1),
+        pytest.approx(-1),
+        pytest.approx(1),
+        None,
+    ]
+
+
+def test_a_cosine_covers_the_entries_that_a_device_sent():
+    step = np.linspace(-1, 2, SPEC.size, dtype=np.float32)
+    up = step[:SIZE] > 0
+    given = [patch_of(step), patch_of(step), patch_of(step), patch_of(-step, up), patch_of(step, ~up)]
+    assert [one.cosine for one in measured(given)[1]] == [pytest.approx(one) for one in (1, 1, 1, -1, 1)]
 
 
 def test_the_typical_size_is_the_median_of_the_updates_that_count():

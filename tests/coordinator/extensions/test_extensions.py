@@ -15,6 +15,7 @@ from fleetune.coordinator.extensions.norm_bound import NormBound
 from fleetune.coordinator.extensions.order import ORDER
 from fleetune.coordinator.extensions.privacy.private_steps import PrivateSteps
 from fleetune.coordinator.extensions.proposed_work import ProposedWork
+from fleetune.coordinator.extensions.quarantine import Quarantine
 from fleetune.coordinator.extensions.releases import Releases
 from fleetune.coordinator.extensions.reply_claims import ReplyClaims
 from fleetune.coordinator.extensions.staleness import StalenessDiscount
@@ -32,9 +33,10 @@ def test_the_order():
         Releases,
         ProposedWork,
         StalenessDiscount,
+        UpdateSteps,
+        Quarantine,
         MaxShare,
         PrivateSteps,
-        UpdateSteps,
         MethodDiagnostics,
         Downsampling,
     ) == ORDER

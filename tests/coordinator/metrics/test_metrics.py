@@ -35,6 +35,7 @@ from fleetune.coordinator.metrics.registry import (
     LOCAL_ONLY,
     METRICS,
     PERSONAL_MEAN_ALL,
+    STEPS,
     VALIDATION,
     VALIDATION_MEAN,
     predicted_metrics,
@@ -191,6 +192,7 @@ def test_what_a_view_places_by_hand_the_registry_shows_there(place, names):
     where_known = (  # in runs that have them
         *(LOCAL_ONLY, GAIN_OVER_LOCAL_ONLY, ADOPTED, BELOW_LOCAL_ONLY, DEPLOYED, ENERGY),
         *(PERSONAL_MEAN_ALL, VALIDATION, VALIDATION_MEAN, BYTES_UP_PAPER, BYTES_DOWN_PAPER, EPSILON),
+        *STEPS,
     )
     behind = {metric.name for metric in where_known if place in metric.shown}
     assert names | behind == {metric.name for metric in shown_at(place)}

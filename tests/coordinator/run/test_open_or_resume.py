@@ -138,6 +138,7 @@ def test_what_only_the_coordinator_looks_at_may_change_in_a_run_and_nothing_else
         "max_share": 0.5,
         "robust": "median",
         "max_hostile": 0.1,
+        "quarantine": 3,
     }
     schedule = {"every": "24h", "window": "01:00-05:00", "zone": "UTC", "new_samples": 3}
     schedule |= {"devices": 2, "drift": True, "first_rounds": 1}
