@@ -8,6 +8,7 @@ NAMES = (
     "simulators",
     "growth",
     "ratios",
+    "robust",
     "wire",
     "encodings",
     "shaped_links",
