@@ -108,6 +108,15 @@ class Quarantine(Extension):
         self._standings = Standings(self._standings.before)
         self._slot.write(self._standings)
 
+    def forget(self, device: DeviceId) -> None:
+        known = [{one: found for one, found in part.items() if one != device} for part in self._parts]
+        self._standings = Standings(*known)
+        self._slot.write(self._standings)
+
+    @property
+    def _parts(self) -> tuple[dict[DeviceId, Standing], ...]:
+        return self._standings.last, self._standings.before
+
 
 def held_of(standings: Mapping[DeviceId, Standing], devices: tuple[DeviceId, ...]) -> tuple[DeviceId, ...]:
     """Return the devices of a round whose updates do not count: always less than half of them."""

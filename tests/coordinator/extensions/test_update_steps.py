@@ -108,6 +108,19 @@ def test_an_update_in_quarantine_does_not_count(weights, tmp_path):
     assert last["mallory"].step.ratio > 3
 
 
+def test_a_forgotten_device_has_no_standing(weights, tmp_path):
+    world = World(
+        tmp_path, "fedavg", {}, weights, forge=SCALED, norm_bound=0.0, robust="median", quarantine=2
+    )
+    world.join()
+    while len(world.closed) < 3:
+        world.step()
+    stored = world.run.store.get("quarantine")
+    assert b"mallory" in stored
+    world.controller.forget("mallory")
+    assert b"mallory" not in world.run.store.get("quarantine")
+
+
 def test_standing():
     standing = Standing()
     for outlying, held in [(1, 0), (0, 0), (1, 0), (1, 1), (0, 1), (1, 1), (0, 1), (0, 0)]:
