@@ -65,6 +65,11 @@ def _conflicts(
             'it compares updates, whose bound is for their sum; use "none", or noise = "local"',
         ),
         (
+            "round.quarantine",
+            settings.round.quarantine is not None,
+            "it leaves updates out by their values; leave it out",
+        ),
+        (
             "[objective]",
             settings.proposes_ratios,
             "it plans by figures of the devices' updates; leave it out",
