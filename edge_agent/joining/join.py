@@ -5,12 +5,13 @@ A command that is stopped at any moment, or gets no answer, can be repeated: it 
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
 from fleetune.edge_agent.joining.exchange import ServerBusyError, authority_of, send
 from fleetune.edge_agent.joining.joined_fleet import Certificates, Credentials, JoinedFleet, joined_fleet
-from fleetune.edge_agent.joining.signing_request import key_and_request
+from fleetune.edge_agent.joining.signing_request import KeyAndRequest, key_and_request
 from fleetune.protocols.errors import SettingError, TransportError
 from fleetune.protocols.version import VERSION
 from fleetune.protocols.wire.join_exchange import Joined, JoinLine, JoinPending, JoinRefused, JoinRequest
@@ -50,17 +51,37 @@ def join(
     """
     authority = _while_busy(lambda: authority_of(line), sleep)
     before, credentials = joined_fleet(state, line.fleet), Credentials.of(state, line.fleet)
-    # A device that has joined before proves by its old key that it may have its old id again.
-    made = key_and_request(credentials.key) if credentials.key else credentials.pending()
-    made = made or key_and_request()
-    credentials.keep_pending(made)
     wish = device or (before.device if before is not None else None)
-    request = JoinRequest(line.fleet, line.code, made.request, wish, name, f"fleetune {VERSION}")
-    joined = _admitted(line, authority, request, say, sleep)
+
+    def request(made: KeyAndRequest) -> Joined:
+        asked = JoinRequest(line.fleet, line.code, made.request, wish, name, f"fleetune {VERSION}")
+        return _admitted(line, authority, asked, say, sleep)
+
+    made, joined = _with_a_known_key(credentials, request)
     found = JoinedFleet(credentials, line.fleet, joined.device, joined.name, line.host, joined.port)
     credentials.keep(made.key, Certificates(joined.certificate, joined.probe_certificate, joined.authority))
     found.keep()
     return found
+
+
+def _with_a_known_key(
+    credentials: Credentials, request: Callable[[KeyAndRequest], Joined]
+) -> tuple[KeyAndRequest, Joined]:
+    """Return the key that was admitted, and the answer. Raises SettingError if the request is refused.
+
+    A device that has joined before proves by a key that it may have its old id again. The coordinator knows
+    its present key, or the one of a renewal whose answer was lost.
+    """
+    pending = credentials.pending()
+    if credentials.key and pending is not None:
+        with suppress(SettingError):
+            return pending, request(pending)
+    if credentials.key:
+        made = key_and_request(credentials.key)  # not kept as pending: it would replace the other one
+    else:
+        made = pending or key_and_request()
+        credentials.keep_pending(made)
+    return made, request(made)
 
 
 def _admitted(

@@ -230,6 +230,22 @@ def test_a_device_that_joins_again_keeps_its_id_and_its_key(tmp_path):
     assert again.credentials.key == key != ""
 
 
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_device_whose_renewal_was_lost_joins_with_the_key_that_is_known(tmp_path, is_known):
+    renewed = key_and_request()
+    with coordinator(tmp_path) as server:
+        join(server, tmp_path / "state", device="pi")
+        credentials = Credentials.of(tmp_path / "state", "homes")
+        first = credentials.key
+        credentials.keep_pending(renewed)
+        server.answers = [] if is_known else [JoinRefused("another device has the id 'pi'")]
+        assert join(server, tmp_path / "state").device == "pi"
+    assert server.requests[1].signing_request == renewed.request
+    assert len(server.requests) == (2 if is_known else 3)
+    assert credentials.key == (renewed.key if is_known else first)
+    assert credentials.pending() is None
+
+
 def test_a_clock_that_is_behind_joins_and_is_warned(tmp_path):
     # the same as a device whose clock is behind: authority and server become valid tomorrow
     authority, said = OwnAuthority(begins=datetime.now(UTC) + DAY), []
