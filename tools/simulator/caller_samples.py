@@ -185,7 +185,7 @@ def _rows(share: Any, device: int, size: int, least: int) -> Rows:
 
 
 def _columns(dataset: Dataset) -> list[NDArray[Any] | None]:
-    others = ("source", "benchmark", "arrays")  # `arrays` only describes x
+    others = ("source", "benchmark", "arrays", "columns")  # the last two only describe x
     columns = [getattr(dataset, one.name) for one in fields(dataset) if one.name not in others]
     return [*columns, np.array(dataset.benchmark)]
 

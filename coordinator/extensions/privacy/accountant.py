@@ -32,7 +32,7 @@ def epsilon_of(section: PrivacySection, tasks: int) -> float:
         from dp_accounting import get_epsilon_gaussian
     except ImportError:
         raise SettingError(
-            "[privacy] needs dp-accounting, which is not installed; pip install 'fleetune[coordinator]'"
+            "[privacy] needs dp-accounting, which is not installed; pip install dp-accounting"
         ) from None
     with np.errstate(divide="ignore", over="ignore"):  # its search tries values without a finite logarithm
         return float(get_epsilon_gaussian(section.effective_multiplier / math.sqrt(tasks), section.delta))
