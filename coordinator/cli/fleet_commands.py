@@ -140,12 +140,25 @@ def invites(
 
 def approve(device: Device, fleet: FleetOption = None, runs: RunsFolder = RUNS) -> None:
     """Let a device in that waits for approval, or that was revoked."""
-    _change(device, fleet, runs, lambda registry, found: registry.accept(found.id), "approved: {}")
+
+    def approved(registry: "Registry", found: "RegisteredDevice") -> str:
+        registry.accept(found.id)
+        return f"approved: {found}"
+
+    _change(device, fleet, runs, approved)
 
 
 def revoke(device: Device, fleet: FleetOption = None, runs: RunsFolder = RUNS) -> None:
-    """Let a device no longer connect; a running coordinator disconnects it. Undo it with approve."""
-    _change(device, fleet, runs, lambda registry, found: registry.revoke(found.id), "revoked: {}")
+    """Let a device no longer connect; a running coordinator disconnects it. Undo it with approve.
+
+    Its invitations that are open to more devices are withdrawn.
+    """
+    from fleetune.coordinator.fleet.invitations import withdrawn_lines
+
+    def revoked(registry: "Registry", found: "RegisteredDevice") -> str:
+        return "\n".join([f"revoked: {found}", *withdrawn_lines(registry.revoke(found.id))])
+
+    _change(device, fleet, runs, revoked)
 
 
 def rename(
@@ -155,13 +168,12 @@ def rename(
     runs: RunsFolder = RUNS,
 ) -> None:
     """Give a device another name for people."""
-    _change(
-        device,
-        fleet,
-        runs,
-        lambda registry, found: registry.rename(found.id, name),
-        f"{{}} is now called {name}",
-    )
+
+    def renamed(registry: "Registry", found: "RegisteredDevice") -> str:
+        registry.rename(found.id, name)
+        return f"{found} is now called {name}"
+
+    _change(device, fleet, runs, renamed)
 
 
 def rotate_authority(
@@ -182,16 +194,16 @@ def _change(
     device: str,
     fleet: str | None,
     runs: Path,
-    change: "Callable[[Registry, RegisteredDevice], None]",
-    said: str,
+    change: "Callable[[Registry, RegisteredDevice], str]",
 ) -> None:
+    """Change a device, and print the line that `change` returns once the change holds."""
     from fleetune.coordinator.fleet.access_files import write_access_files
 
     with _opened(fleet, runs) as (registry, authority):
         found = registry.find(device)
-        change(registry, found)
+        said = change(registry, found)
         write_access_files(authority, registry, time.time())
-        print(said.format(found))
+        print(said)
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """edge-coordinator forget: remove everything that is stored about a device."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -27,7 +28,7 @@ def forget(
     from fleetune.coordinator.forgetting.receipt_text import receipt_lines
 
     with one_line_errors("edge-coordinator"):
-        receipt, path = forget_device(device, runs, fleet)
+        receipt, path = forget_device(device, runs, fleet, lambda line: print(line, file=sys.stderr))
         if as_json:
             print(msgspec.json.encode(receipt).decode())
             return

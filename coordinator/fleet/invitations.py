@@ -87,6 +87,12 @@ def withdraw(registry: Registry, name: str) -> StoredInvitation:
     return found[name]
 
 
+def withdrawn_lines(ids: list[str]) -> list[str]:
+    """Return the line, if any, that says which invitations were withdrawn together with a device."""
+    names = ", ".join(ids)
+    return [f"withdrawn: its invitation {names}; other devices need a new one"] if ids else []
+
+
 def status_of(registry: Registry, one: StoredInvitation, now: float) -> InvitationStatus:
     """Return an invitation's state at a time, in seconds since 1970, and the devices that used it."""
     state: Literal["open", "used", "expired", "withdrawn"] = "open"

@@ -175,20 +175,24 @@ def _new_id(registry: Registry, wish: _Wish, name: str) -> str:
     """Return the id that the device asks for, or one like its name."""
     wanted = wish.request.device
     if wanted is not None:
-        if len(wanted) > MAX_DEVICE_ID or wanted == COORDINATOR_USER:
+        if len(wanted) > MAX_DEVICE_ID or wanted == COORDINATOR_USER or wanted.startswith("-"):
             raise JoinError(
                 "id",
-                f"the id {wanted!r} cannot be used; use at most {MAX_DEVICE_ID} characters, and not"
-                f" {COORDINATOR_USER!r}",
+                f"the id {wanted!r} cannot be used; give another one with --device, of at most"
+                f" {MAX_DEVICE_ID} characters, without '-' at its start, and not {COORDINATOR_USER!r}",
             )
-        if registry.device(wanted) is not None:
-            raise JoinError("taken", f"another device has the id {wanted!r}; use another --device, or none")
+        if registry.is_known(wanted):
+            raise JoinError(
+                "taken",
+                f"another device has the id or name {wanted!r}; give another one with --device. If it is this"
+                " device, which has lost its key, `edge-coordinator forget` frees the id",
+            )
         return wanted
     suffix = base64.b32encode(bytes.fromhex(wish.key)).decode().lower().rstrip("=")
     like = valid_name(name)[: MAX_DEVICE_ID - 17] or "device"
     # a device without a name is told from others by its key
     tried = [*([like] if name else []), f"{like}-{suffix[:4]}", f"{like}-{suffix[:16]}"]
-    free = (one for one in tried if one != COORDINATOR_USER and registry.device(one) is None)
+    free = (one for one in tried if one != COORDINATOR_USER and not registry.is_known(one))
     return next(free, suffix)
 
 

@@ -198,7 +198,8 @@ class Registry:
         """Return the device of an id, or of a name that only one device has.
 
         Raises:
-            SettingError: there is none, or several devices have the name.
+            SettingError: there is none, or several could be meant. An id counts before a name that another
+                device has given itself, but not before one that an operator has given.
         """
         found = self._devices("WHERE id = ?", name) or self._devices("WHERE name = ? ORDER BY id", name)
         if len(found) > 1:
@@ -209,7 +210,16 @@ class Registry:
             known = [row[0] for row in self._rows(command)]
             advice = suggestion(name, known) if known else "no device has joined yet"
             raise SettingError(f"no device {name!r} in fleet {self.path.parent.name}; {advice}")
+        for other in self._devices("WHERE name = ? AND id != ? AND renamed", name, found[0].id):
+            raise SettingError(
+                f"{name!r} is the name of device {other.id}, and the id of another; rename {other.id} first"
+            )
         return found[0]
+
+    def is_known(self, name: str) -> bool:
+        """True if a device has this id or name, so that a new device may not have it as its id."""
+        command = "SELECT 1 FROM device WHERE id = ? UNION SELECT 1 FROM device WHERE name = ?"
+        return bool(self._rows(command, name, name))
 
     def put(self, device: RegisteredDevice) -> None:
         """Add a device, or replace it."""
@@ -219,13 +229,27 @@ class Registry:
         """Let a device connect: a pending one, or one that was revoked."""
         self._set(device, state="accepted")
 
-    def revoke(self, device: str) -> None:
-        """Let a device no longer connect; `accept` undoes it."""
-        self._set(device, state="revoked")
+    def revoke(self, device: str) -> list[str]:
+        """Let a device no longer connect; `accept` undoes it.
+
+        Returns:
+            The ids of its invitations that were open to more devices. They are withdrawn, because the device
+            could join with them as another one.
+        """
+        where = "withdrawn = 0 AND uses_left > 0 AND id IN (SELECT invitation FROM joining WHERE device = ?)"
+        with self.step():
+            self._set(device, state="revoked")
+            closed = [one.id for one in self._invitations(f"WHERE {where} ORDER BY id", device)]
+            self._change(f"UPDATE invitation SET withdrawn = 1 WHERE {where}", device)  # noqa: S608
+        return closed
 
     def rename(self, device: str, name: str) -> None:
         """Set a device's name for people. Raises SettingError."""
-        self._set(device, name=check_display_name(name), renamed=1)
+        name = check_display_name(name)
+        with self.step():
+            if name != device and self.device(name) is not None:
+                raise SettingError(f"another device has the id {name!r}; choose another name")
+            self._set(device, name=name, renamed=1)
 
     def forget(self, device: str) -> None:
         """Remove a device and all that is known of it. Its certificates stay revoked, without its name."""

@@ -1,6 +1,7 @@
 """Requests the removal of a device from all runs of its fleet, and completes it."""
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -9,6 +10,7 @@ from msgspec.structs import replace
 from fleetune.coordinator.commands.commands import Forget, with_command
 from fleetune.coordinator.commands.control_file import read_control, write_control
 from fleetune.coordinator.fleet.fleet_folder import FleetFolder
+from fleetune.coordinator.fleet.invitations import withdrawn_lines
 from fleetune.coordinator.fleet.registry import Registry
 from fleetune.coordinator.forgetting.forget_in_run import do_requests, new_receipt, remove_from_registry
 from fleetune.coordinator.forgetting.receipt import (
@@ -44,7 +46,9 @@ class Known(NamedTuple):
     runs: tuple[Path, ...]
 
 
-def forget(asked: str, runs: Path, fleet: str | None = None) -> tuple[Receipt, Path]:
+def forget(
+    asked: str, runs: Path, fleet: str | None = None, say: Callable[[str], None] = lambda _: None
+) -> tuple[Receipt, Path]:
     """Remove a device from its fleet's registry and from all runs of the fleet.
 
     A run that a coordinator serves is changed by that coordinator. The removal may be interrupted at any
@@ -54,6 +58,7 @@ def forget(asked: str, runs: Path, fleet: str | None = None) -> tuple[Receipt, P
         asked: the device's id, or its name in the registry.
         runs: the folder of runs.
         fleet: name of the fleet; needed if several fleets know the device.
+        say: called with a line about invitations that were withdrawn with the device.
 
     Returns:
         The receipt and its file. Of a device that was forgotten before, it is the receipt of then.
@@ -69,7 +74,8 @@ def forget(asked: str, runs: Path, fleet: str | None = None) -> tuple[Receipt, P
         return receipt, found
     path = receipt_path(found.device, found.fleet, runs)
     begin_receipt(path, new_receipt(found.device, found.name, found.fleet, time.time()))
-    _revoke(found, runs)
+    for line in withdrawn_lines(_revoke(found, runs)):
+        say(line)
     for folder in found.runs:
         write_control(folder, with_command(read_control(folder), Forget(found.device)))
     served = [folder for folder in found.runs if is_claimed(folder)]
@@ -115,13 +121,14 @@ def _remove_late_lines(folder: Path, device: str, receipt: Path) -> None:
         change_receipt(receipt, added)
 
 
-def _revoke(found: Known, runs: Path) -> None:
-    """Let the device no longer connect, before anything of it is removed."""
+def _revoke(found: Known, runs: Path) -> list[str]:
+    """Let the device no longer connect, before anything of it is removed; return `Registry.revoke`."""
     path = FleetFolder.of(found.fleet, runs).registry
     if path.exists():
         with Registry.open(path) as registry:
             if registry.device(found.device) is not None:
-                registry.revoke(found.device)
+                return registry.revoke(found.device)
+    return []
 
 
 def _find(asked: str, runs: Path, fleet: str | None) -> Known | Path:
@@ -149,10 +156,7 @@ def _known(asked: str, fleet: str, folders: tuple[Path, ...], runs: Path) -> Kno
     registered = False
     if path.exists():
         with Registry.open(path) as registry:
-            match = [one for one in registry.devices() if asked in (one.id, one.name)]
-            if len(match) > 1 and registry.device(asked) is None:
-                registry.find(asked)  # raises, with their ids
-            if match:
+            if registry.is_known(asked):
                 one = registry.find(asked)
                 device, name, registered = one.id, one.name, True
     begun = read_receipt(receipt_path(device, fleet, runs))

@@ -17,7 +17,7 @@ from fleetune.coordinator.cli import app
 from fleetune.coordinator.fleet.authority import DAY_S, Authority
 from fleetune.coordinator.fleet.fleet_address import FleetAddress
 from fleetune.coordinator.fleet.fleet_folder import FleetFolder
-from fleetune.coordinator.fleet.joining import join
+from fleetune.coordinator.fleet.joining import JoinError, join
 from fleetune.coordinator.fleet.registry import Registry
 from fleetune.coordinator.fleet.rotation import finish_rotation
 from fleetune.coordinator.run.open_or_resume import open_run
@@ -107,6 +107,28 @@ def test_a_device_is_approved_renamed_and_revoked_by_id_or_name(fleet):
     assert fleet.folder.revoked.read_bytes() == before  # it never had a certificate
     assert "no device 'hal' in fleet lab; did you mean 'hall'?" in fleet.run("revoke", "hal", fails=True)
     assert "invalid" in fleet.run("rename", "hall", "a\nb", fails=True)
+
+
+def test_braces_in_a_name_are_a_name(fleet):
+    fleet.joined("hall")
+    assert fleet.run("rename", "hall", "{0.secret} {x}") == "hall is now called {0.secret} {x}\n"
+    assert fleet.run("revoke", "hall") == "revoked: {0.secret} {x} (hall)\n"
+
+
+@pytest.mark.parametrize("command", ["revoke", "forget"])
+def test_a_device_that_is_thrown_out_does_not_return_with_its_line(fleet, command):
+    line, request = JoinLine.parse(fleet.run("invite", "--devices", "9")), key()
+    other = JoinLine.parse(fleet.run("invite", "--devices", "9"))
+    fleet.join(line, request, name="hall")
+    done = CliRunner().invoke(app, [command, "hall", "--runs", str(fleet.runs)])
+    assert "withdrawn: its invitation " in done.output
+    for asked, words in (
+        (request, "was revoked" if command == "revoke" else "withdrawn"),
+        (key(), "withdrawn"),
+    ):
+        with pytest.raises(JoinError, match=words):
+            fleet.join(line, asked)
+    assert fleet.join(other, name="cellar").device == "cellar"
 
 
 @pytest.mark.parametrize(

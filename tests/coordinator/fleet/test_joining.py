@@ -110,6 +110,10 @@ def test_a_taken_or_reserved_id_is_refused(desk):
     assert desk.refusal(code, key(), device="pi") == "taken"
     assert desk.refusal(code, key(), device="coordinator") == "id"
     assert desk.refusal(code, key(), device="x" * 59) == "id"
+    assert desk.refusal(code, key(), device="--help") == "id"
+    desk.registry.rename("pi", "Kitchen")
+    assert desk.refusal(code, key(), device="Kitchen") == "taken"
+    assert desk.join(code, key(), name="Kitchen").device.startswith("Kitchen-")
     assert desk.join(code, key(), device="x" * 58).device == "x" * 58
     assert desk.join(code, key(), name="coordinator").device.startswith("coordinator-")
     assert desk.join(code, key(), name="x" * 64).device == "x" * 41

@@ -54,6 +54,19 @@ def test_it_stores_devices(registry):
         registry.find("pi-4")
 
 
+def test_no_other_device_takes_over_a_name_that_an_operator_gave(registry):
+    for one in (device("alpha"), device("kitchen")):
+        registry.put(one)
+    with pytest.raises(SettingError, match="another device has the id 'kitchen'"):
+        registry.rename("alpha", "kitchen")
+    registry.put(device("alpha", name="kitchen", renamed=True))  # by an earlier version
+    with pytest.raises(SettingError, match="is the name of device alpha, and the id of another"):
+        registry.find("kitchen")
+    registry.put(device("alpha", name="kitchen"))  # a device cannot block an id by its own name
+    assert registry.find("kitchen").id == "kitchen"
+    registry.rename("kitchen", "kitchen")
+
+
 def test_one_key_is_one_device(registry):
     registry.put(device())
     with pytest.raises(StoreError, match="UNIQUE"):

@@ -121,8 +121,9 @@ class Steps(disk.Disk):
     def counted(self, step):
         def counted(*arguments, **more):
             self._tick()
-            step(*arguments, **more)
+            result = step(*arguments, **more)
             self._tick()
+            return result
 
         return counted
 
