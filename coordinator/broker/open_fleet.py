@@ -65,6 +65,7 @@ def make_certificates(files: FleetFolder, hosts: list[str]) -> None:
         StoreError: a file is damaged, or cannot be read or written.
     """
     authority = Authority.open(files, time.time())
+    authority.rotate_before_end(time.time())
     authority.renew_server(hosts, time.time())
     with Registry.open(files.registry) as registry:
         write_access_files(authority, registry, time.time())
@@ -85,8 +86,12 @@ def hosts_of(bind: str) -> list[str]:
 
 
 def _say_upgrade(files: FleetFolder) -> None:
-    """Say once that devices join anew, if the fleet had one password for all devices until now."""
-    if files.path.with_suffix(".json").exists() and not files.registry.exists():
+    """Say that devices join anew, and that the old password can go, if the fleet had one for all devices."""
+    old = files.path.with_name(f"{files.fleet}.json")
+    if not old.exists():
+        return
+    print(f"delete {old}: it holds a password that is not used any more", flush=True)
+    if not files.registry.exists():
         print(
             "devices join once: this fleet has no password any more; run `edge-coordinator invite"
             f" {files.fleet}`, then on each device `edge-agent join LINE --device NAME`, with its old name",

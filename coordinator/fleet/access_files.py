@@ -5,7 +5,6 @@ which looks at the registry every second. The broker reads them again after SIGH
 """
 
 import hashlib
-from pathlib import Path
 
 from fleetune.coordinator.fleet.authority import Authority
 from fleetune.coordinator.fleet.registry import Registry
@@ -42,19 +41,20 @@ def password_lines(hashes: list[tuple[str, str]]) -> bytes:
 
 
 def _write_list(authority: Authority, serials: list[str], now: float) -> bool:
-    """Write the revocation list unless the file is for the same serial numbers and authorities."""
-    path = authority.folder.revoked
-    # text before the first block of a PEM file is ignored
-    content = hashlib.sha256(" ".join([authority.bundle_id, *serials]).encode()).hexdigest()
-    head = f"of {content}\n".encode()
-    if _begins_with(path, head):
+    """Write the revocation list unless the file is whole, and for the same serial numbers and authorities."""
+    path, content = authority.folder.revoked, " ".join([authority.bundle_id, *serials])
+    if path.exists() and _is_whole_list(path.read_bytes(), content):
         return False
-    write_atomically(path, authority.revocation_list(serials, now), head=head)
+    made = authority.revocation_list(serials, now)
+    write_atomically(path, made, head=_head(content, made))
     return True
 
 
-def _begins_with(path: Path, head: bytes) -> bool:
-    if not path.exists():
-        return False
-    with path.open("rb") as file:
-        return file.read(len(head)) == head
+def _is_whole_list(file: bytes, content: str) -> bool:
+    first, end, made = file.partition(b"\n")
+    return first + end == _head(content, made)
+
+
+def _head(content: str, made: bytes) -> bytes:
+    """Return a first line that shows what a list is for, and whether it is damaged; PEM readers ignore it."""
+    return f"of {hashlib.sha256(content.encode() + made).hexdigest()}\n".encode()

@@ -1,7 +1,11 @@
 """A fleet's certificate authority: it signs the certificates of the broker, of devices, and revocation lists.
 
 All keys are P-256. The certificate of an authority is valid for ten years, a server's for 90 days, a device's
-for a year. Certificates begin a day in the past, for clocks that differ.
+for a year.
+
+A machine's clock may be wrong, above all at its first start. So certificates and revocation lists begin in
+1970, and count their life from this release if the clock shows an earlier date. Only a server's certificate
+begins a day in the past, because it shows a device that the device's clock is behind.
 
 An authority can be replaced. Then `authority.pem` holds the new certificate and the old one, and both are
 trusted. The server's file also holds the new authority's certificate signed by the old authority, so that a
@@ -13,19 +17,20 @@ imports it inside functions.
 
 import hashlib
 import ipaddress
+import logging
 import re
 import ssl
-import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from fleetune.coordinator.fleet.fleet_folder import FleetFolder
+from fleetune.coordinator.fleet.registry import Registry
 from fleetune.protocols.errors import PacketCorrupt, StoreError
-from fleetune.protocols.files import locked, make_folder, remove, write_atomically
+from fleetune.protocols.files import keep_private, locked, make_folder, remove, write_atomically
 from fleetune.protocols.wire.join_exchange import fingerprint_of
 from fleetune.protocols.wire.topics import PROBE
 
@@ -36,12 +41,16 @@ if TYPE_CHECKING:
     Pair = tuple[x509.Certificate, EllipticCurvePrivateKey]
     Extension = tuple[x509.ExtensionType, bool]  # and whether it is critical
 
-if sys.platform != "win32":
-    pass
+log = logging.getLogger(__name__)
 
 DAY_S = 86_400
 AUTHORITY_DAYS, SERVER_DAYS, DEVICE_DAYS = 3650, 90, 365
 RENEWED_AFTER = 2 / 3  # of a certificate's life
+ROTATED_DAYS = 2 * DEVICE_DAYS  # before its end; devices that are away for a year still get the new authority
+BEGIN = (
+    0.0  # 1970-01-01, before which no clock is; it protects nothing that a certificate is not used earlier
+)
+RELEASED_AT = 1_767_225_600.0  # 2026-01-01: a clock that shows an earlier date is wrong
 MAX_HOSTS = 60  # names and addresses in a server's certificate
 MAX_COMMON_NAME = 64  # X.520
 _PEM = re.compile(r"-----BEGIN ([A-Z0-9 ]+)-----\n.*?-----END \1-----\n", re.DOTALL)
@@ -95,12 +104,16 @@ class Authority:
             now: seconds since 1970.
 
         Raises:
-            StoreError: a file is damaged, or cannot be read or written.
+            StoreError: a file is damaged, or cannot be read or written; or both are missing, but devices have
+                joined.
         """
         made = cls(folder)
         make_folder(folder.path)
+        keep_private(folder.path)
         with made.locked():
             if not folder.authority.exists():
+                if not folder.authority_key.exists():
+                    _check_empty(folder)
                 keys = made._keys() if folder.authority_key.exists() else []
                 key = keys[0] if keys else _new_key()
                 made._write_keys([key])  # before its certificate, so that no certificate lacks its key
@@ -130,33 +143,33 @@ class Authority:
     @property
     def made_at(self) -> float:
         """When the authority that signs was made, in seconds since 1970. Raises StoreError."""
-        return self._pairs()[0][0].not_valid_before_utc.timestamp() + DAY_S
+        return self._pairs()[0][0].not_valid_after_utc.timestamp() - AUTHORITY_DAYS * DAY_S
 
     def renew_server(self, hosts: Iterable[str], now: float) -> bool:
         """Make the server's certificate anew if it is needed, and return True if it was made.
 
-        It is needed if there is none, if two thirds of its life are over, if it lacks a name or address, or
-        if another authority signs now. The key stays, so that the two files always fit.
+        It is needed if there is none or it is damaged, if two thirds of its life are over, if it lacks a name
+        or address, or if another authority signs now. The key stays unless it is missing or damaged.
 
         Args:
             hosts: names and addresses of this machine; the first 60 are used.
             now: seconds since 1970.
 
         Raises:
-            StoreError: a file is damaged, or cannot be read or written.
+            StoreError: a file of the authority is damaged, or cannot be read or written, or it has ended.
         """
         wanted = [host for host in dict.fromkeys(hosts) if _general_name(host)][:MAX_HOSTS]
         with self.locked():
             key = self._server_key()
             if not self._server_is_due(key, wanted, now):
                 return False
-            made = [_server_certificate(self._pairs()[0], key, wanted, now), *self._chain(now)]
+            made = [_server_certificate(self._signer(now), key, wanted, now), *self._chain(now)]
             write_atomically(self.folder.server, b"".join(_pem(one) for one in made))
             return True
 
     def certify(self, key: DeviceKey, device: str, now: float) -> DeviceCertificates:
         """Sign both certificates of a device. Raises StoreError."""
-        signer = self._pairs()[0]
+        signer = self._signer(now)
         one, probe = (
             _device_certificate(signer, key.public, name, now) for name in (device, f"{device}~{PROBE}")
         )
@@ -200,6 +213,26 @@ class Authority:
                 for file in (self.folder.server, self.folder.server_key):
                     remove(file)
 
+    def rotate_before_end(self, now: float) -> bool:
+        """Replace the authority if it ends within two years, and return True if it was replaced.
+
+        An authority that has ended stays, because the clock may be wrong.
+
+        Raises:
+            StoreError: a file is damaged, or cannot be read or written.
+        """
+        (signer, _), *old = self._pairs()
+        left_s = signer.not_valid_after_utc.timestamp() - now
+        if old or not 0 < left_s < ROTATED_DAYS * DAY_S:
+            return False
+        self.rotate(now)
+        log.warning(
+            "the authority of fleet %s ends in %d days; devices get a new one",
+            self.folder.fleet,
+            left_s / DAY_S,
+        )
+        return True
+
     def drop_old(self) -> None:
         """Stop trusting all authorities but the one that signs, and forget their keys. Raises StoreError."""
         with self.locked():
@@ -218,6 +251,18 @@ class Authority:
             ]
             return [(one, keys[_spki(one.public_key())]) for one in found]
 
+    def _signer(self, now: float) -> "Pair":
+        """Return the pair that signs. Raises StoreError if its life has not begun or is over."""
+        found, key = self._pairs()[0]
+        begins, ends = found.not_valid_before_utc, found.not_valid_after_utc
+        if begins.timestamp() <= now < ends.timestamp():
+            return found, key
+        raise StoreError(
+            f"the authority of fleet {self.folder.fleet} is valid from {begins:%Y-%m-%d} to {ends:%Y-%m-%d},"
+            f" and this machine's clock shows {_date(now):%Y-%m-%d}; set the clock. If it is right, run"
+            f" `edge-coordinator rotate-authority {self.folder.fleet} --now`, and let every device join again"
+        )
+
     def _keys(self) -> "list[EllipticCurvePrivateKey]":
         return [
             _private_key(one, self.folder.authority_key) for one in self._parts(self.folder.authority_key)
@@ -228,17 +273,19 @@ class Authority:
 
     def _server_key(self) -> "EllipticCurvePrivateKey":
         path = self.folder.server_key
-        if not path.exists():
-            write_atomically(path, _key_pem(_new_key()))
-        return _private_key(self._read(path), path)
+        try:
+            return _private_key(self._read(path), path)
+        except StoreError:  # missing or damaged
+            made = _new_key()
+            write_atomically(path, _key_pem(made))
+            return made
 
     def _server_is_due(self, key: "EllipticCurvePrivateKey", hosts: list[str], now: float) -> bool:
         from cryptography import x509
 
-        if not self.folder.server.exists():
+        if not (chain := self._server_chain()):
             return True
-        with _reading(self.folder.server):
-            found = x509.load_pem_x509_certificate(self._parts(self.folder.server)[0].encode())
+        found = chain[0]
         names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         return (
             is_due(found.not_valid_before_utc.timestamp(), found.not_valid_after_utc.timestamp(), now)
@@ -247,16 +294,23 @@ class Authority:
             or not {_general_name(host) for host in hosts} <= set(names)
         )
 
-    def _chain(self, now: float) -> "list[x509.Certificate]":
-        """Return the certificates in which older authorities signed the present one, while these last."""
+    def _server_chain(self) -> "list[x509.Certificate]":
+        """Return the certificates of the server's file; none if it is missing, or damaged anywhere."""
         from cryptography import x509
 
+        try:
+            text = self.folder.server.read_bytes()
+            found = x509.load_pem_x509_certificates(text)
+            found[0].extensions.get_extension_for_class(x509.SubjectAlternativeName)
+        except (OSError, ValueError, x509.ExtensionNotFound):
+            return []
+        # OpenSSL refuses the whole file for a block that `cryptography` overlooks
+        return found if b"".join(_pem(one) for one in found) == text else []
+
+    def _chain(self, now: float) -> "list[x509.Certificate]":
+        """Return the certificates in which older authorities signed the present one, while these last."""
         (signer, _), *old = self._pairs()
-        made = [_cross_certificate(signer, *pair, now) for pair in old]
-        if self.folder.server.exists():
-            with _reading(self.folder.server):
-                parts = self._parts(self.folder.server)[1:]
-                made += [x509.load_pem_x509_certificate(one.encode()) for one in parts]
+        made = [_cross_certificate(signer, *pair) for pair in old] + self._server_chain()[1:]
         lasting = [one for one in made if one.not_valid_after_utc.timestamp() > now]
         return list({one.issuer: one for one in lasting if one.subject == signer.subject}.values())
 
@@ -306,6 +360,11 @@ def device_key(signing_request: str) -> DeviceKey:
     return DeviceKey(hashlib.sha256(_spki(key)).hexdigest(), key)
 
 
+def device_ends_at(now: float) -> float:
+    """Return when a certificate or secret ends that a device gets at `now`, in seconds since 1970."""
+    return max(now, RELEASED_AT) + DEVICE_DAYS * DAY_S
+
+
 def is_due(begins_at: float, ends_at: float, now: float) -> bool:
     """True if two thirds of a certificate's life are over, or its life has not begun."""
     return not 0 <= now - begins_at < (ends_at - begins_at) * RENEWED_AFTER
@@ -331,15 +390,16 @@ def _private_key(pem: str, path: Path) -> "EllipticCurvePrivateKey":
 def _authority_certificate(fleet: str, key: "EllipticCurvePrivateKey", now: float) -> "x509.Certificate":
     # The name tells two authorities of a fleet apart.
     name = _name(f"Fleetune authority {hashlib.sha256(_spki(key.public_key())).hexdigest()[:16]}", fleet)
-    return _authority(name, key.public_key(), name, key, (now - DAY_S, now + AUTHORITY_DAYS * DAY_S), 1)
+    ends_at = max(now, RELEASED_AT) + AUTHORITY_DAYS * DAY_S
+    return _authority(name, key.public_key(), name, key, ends_at, 1)
 
 
 def _cross_certificate(
-    signed: "x509.Certificate", by: "x509.Certificate", key: "EllipticCurvePrivateKey", now: float
+    signed: "x509.Certificate", by: "x509.Certificate", key: "EllipticCurvePrivateKey"
 ) -> "x509.Certificate":
     """Return the certificate in which an old authority signs the key of a new one."""
     until = by.not_valid_after_utc.timestamp()
-    return _authority(signed.subject, signed.public_key(), by.subject, key, (now - DAY_S, until), 0)
+    return _authority(signed.subject, signed.public_key(), by.subject, key, until, 0)
 
 
 def _authority(
@@ -347,13 +407,14 @@ def _authority(
     public: Any,
     issuer: "x509.Name",
     key: "EllipticCurvePrivateKey",
-    life: tuple[float, float],
+    ends_at: float,
     path_length: int,
 ) -> "x509.Certificate":
     from cryptography import x509
 
     basic = x509.BasicConstraints(ca=True, path_length=path_length)
-    return _signed(subject, public, (issuer, key), life, [(basic, True), (_usage(signs_others=True), True)])
+    extensions: list[Extension] = [(basic, True), (_usage(signs_others=True), True)]
+    return _signed(subject, public, (issuer, key), (BEGIN, ends_at), extensions)
 
 
 def _server_certificate(
@@ -363,23 +424,21 @@ def _server_certificate(
 
     names = [name for name in map(_general_name, hosts) if name is not None]
     extensions: list[Extension] = [(x509.SubjectAlternativeName(names or [x509.DNSName("localhost")]), False)]
-    return _leaf(
-        signer, key.public_key(), "Fleetune coordinator", now, SERVER_DAYS, "SERVER_AUTH", extensions
-    )
+    life = now - DAY_S, now + SERVER_DAYS * DAY_S
+    return _leaf(signer, key.public_key(), "Fleetune coordinator", life, "SERVER_AUTH", extensions)
 
 
 def _device_certificate(
     signer: "Pair", key: "EllipticCurvePublicKey", common_name: str, now: float
 ) -> "x509.Certificate":
-    return _leaf(signer, key, common_name, now, DEVICE_DAYS, "CLIENT_AUTH", [])
+    return _leaf(signer, key, common_name, (BEGIN, device_ends_at(now)), "CLIENT_AUTH", [])
 
 
 def _leaf(
     signer: "Pair",
     public: Any,
     common_name: str,
-    now: float,
-    days: int,
+    life: tuple[float, float],
     purpose: str,
     more: "list[Extension]",
 ) -> "x509.Certificate":
@@ -392,9 +451,9 @@ def _leaf(
         (x509.ExtendedKeyUsage([getattr(ExtendedKeyUsageOID, purpose)]), False),
         *more,
     ]
-    ends_at = min(now + days * DAY_S, signer[0].not_valid_after_utc.timestamp())
+    begins_at, ends_at = life[0], min(life[1], signer[0].not_valid_after_utc.timestamp())
     return _signed(
-        _name(common_name), public, (signer[0].subject, signer[1]), (now - DAY_S, ends_at), extensions
+        _name(common_name), public, (signer[0].subject, signer[1]), (begins_at, ends_at), extensions
     )
 
 
@@ -432,7 +491,7 @@ def _revocation_list(
     from cryptography import x509
     from cryptography.hazmat.primitives.hashes import SHA256
 
-    begins = _date(now - DAY_S)
+    begins = _date(BEGIN)
     builder = (
         x509.CertificateRevocationListBuilder()
         .issuer_name(certificate.subject)
@@ -482,7 +541,7 @@ def _general_name(host: str) -> "x509.GeneralName | None":
 
 
 def _date(at: float) -> datetime:
-    return datetime.fromtimestamp(at, UTC).replace(microsecond=0)
+    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=int(at))  # also after 2038 on 32 bits
 
 
 def _spki(key: Any) -> bytes:
@@ -510,6 +569,15 @@ def _reading(path: Path) -> Iterator[None]:
         yield
     except (ValueError, TypeError, KeyError) as problem:
         raise _damaged(path, problem) from None
+
+
+def _check_empty(folder: FleetFolder) -> None:
+    """Raises StoreError if devices have joined, which a new authority would lock out."""
+    if folder.registry.exists():
+        with Registry.open(folder.registry) as registry:
+            if number := len(registry.devices()):
+                missing = FileNotFoundError(0, f"it is missing, but {number} devices have joined")
+                raise _damaged(folder.authority_key, missing)
 
 
 def _damaged(path: Path, problem: object) -> StoreError:

@@ -14,10 +14,11 @@ from fleetune.coordinator.fleet.join_limits import REFUSED_RATE, Limits
 from fleetune.coordinator.fleet.joining import JoinError, join
 from fleetune.coordinator.fleet.registry import Registry
 from fleetune.coordinator.fleet.rotation import finish_rotation
-from fleetune.protocols.files import mark_of
+from fleetune.protocols.files import FileMark, mark_of
 from fleetune.protocols.wire.join_exchange import AUTHORITY_PATH, JOIN_PATH, JoinPending, JoinRequest
 
-RENEW_S = 3600.0  # how often the certificates are looked at
+RENEW_S = 3600.0  # how often the certificates are looked at, unless a file or the clock changes
+CLOCK_STEP_S = 60.0
 
 log = logging.getLogger(__name__)
 _decoder = msgspec.json.Decoder(JoinRequest)
@@ -54,23 +55,40 @@ class Desk:
         self.authority = Authority.open(folder, time.time())
         self._version = -1
         self._renewed_at = -RENEW_S
+        self._clock_offset = 0.0
+        self._marks: list[FileMark | None] = []
         self._server_mark: object = None
         self._context: ssl.SSLContext | None = None
         self._said: set[str] = set()
 
     def look(self) -> None:
-        """Do what is due: renew the server's certificate, drop an old authority, write the access files.
+        """Do what is due: renew certificates, drop an old authority, write files that are missing or damaged.
 
         Raises StoreError.
         """
-        if self.limits.clock() - self._renewed_at >= RENEW_S:
+        if self._is_renewal_due():
             hosts = [*FleetAddress.read(self.folder).hosts, *names_of_this_machine()]
+            self.authority.rotate_before_end(time.time())
             self.authority.renew_server(hosts, time.time())
             self._renewed_at, self._version = self.limits.clock(), -1  # certificates have ended meanwhile
+            self._clock_offset = time.time() - self.limits.clock()
         if (version := self.registry.version) != self._version:
             finish_rotation(self.authority, self.registry, time.time())
             write_access_files(self.authority, self.registry, time.time())
-            self._version = version
+            self._version, self._marks = version, self._present_marks()
+
+    def _is_renewal_due(self) -> bool:
+        """True if time is over, the clock was set, or another process has changed or removed a file."""
+        return (
+            self.limits.clock() - self._renewed_at >= RENEW_S
+            or abs(time.time() - self.limits.clock() - self._clock_offset) > CLOCK_STEP_S
+            or self._marks != self._present_marks()
+        )
+
+    def _present_marks(self) -> list[FileMark | None]:
+        folder = self.folder
+        files = folder.authority, folder.server, folder.server_key, folder.revoked, folder.passwords
+        return [mark_of(one) for one in files]
 
     @property
     def context(self) -> ssl.SSLContext:

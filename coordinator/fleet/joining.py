@@ -11,7 +11,7 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from fleetune.coordinator.fleet.authority import DAY_S, DEVICE_DAYS, Authority, DeviceKey, device_key
+from fleetune.coordinator.fleet.authority import Authority, DeviceKey, device_ends_at, device_key
 from fleetune.coordinator.fleet.fleet_address import FleetAddress
 from fleetune.coordinator.fleet.invitations import sha256_of
 from fleetune.coordinator.fleet.registry import RegisteredDevice, Registry, StoredInvitation
@@ -201,7 +201,7 @@ def _new_secret(registry: Registry, device: RegisteredDevice, now: float, *, is_
     if is_repeated and device.last_seen is not None:
         raise JoinError("connected", f"the device {device.id} has its secret already; {_ANOTHER}")
     secret = secrets.token_urlsafe(24)
-    registry.note_secret(device.id, hash_of(secret), ends_at=now + DEVICE_DAYS * DAY_S)
+    registry.note_secret(device.id, hash_of(secret), ends_at=device_ends_at(now))
     return secret
 
 

@@ -18,7 +18,6 @@ from tests.protocols.wire.test_transport import is_connected, is_disconnected, w
 from fleetune.coordinator.broker.embedded_broker import MAX_MESSAGE_BYTES
 from fleetune.coordinator.broker.fleet_watch import FleetWatch
 from fleetune.coordinator.broker.known_devices import BrokerRefused, DevicesChanged
-from fleetune.coordinator.fleet.authority import DAY_S
 from fleetune.coordinator.fleet.registry import Registry
 from fleetune.protocols.wire import topics
 from fleetune.protocols.wire.pacing import MAX_CHUNK_BYTES
@@ -217,7 +216,9 @@ def foreign(fleet, tmp_path):
 
 
 def expired(fleet, tmp_path):
-    made, key = certificates(fleet.authority, tmp_path, "alice", time.time() - 400 * DAY_S)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("fleetune.coordinator.fleet.authority.DEVICE_DAYS", -1)
+        made, key = certificates(fleet.authority, tmp_path, "alice", time.time())
     (tmp_path / "device.pem").write_text(made.certificate)
     return fleet.at(fleet.listeners.port, cert=str(tmp_path / "device.pem"), key=str(key))
 

@@ -12,6 +12,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import NameOID
+from tests.helpers.registered_fleet import RegisteredFleet
 
 from fleetune.coordinator.fleet.authority import DAY_S, Authority, device_key, is_due
 from fleetune.coordinator.fleet.fleet_folder import FleetFolder
@@ -138,12 +139,14 @@ def test_the_strict_checks_of_newer_pythons_pass(authority, folder, tmp_path):
     assert meeting(folder, context) == "pi-1"
 
 
-def test_foreign_expired_and_revoked_devices_are_refused(authority, folder, tmp_path):
+def test_foreign_expired_and_revoked_devices_are_refused(authority, folder, tmp_path, monkeypatch):
     foreign = Authority.open(FleetFolder.of("other", tmp_path), NOW)
     stranger = Device.joined(foreign, tmp_path / "s")
     stranger.bundle = authority.bundle
     assert "unknown ca" in meeting(folder, stranger.context()).lower()
-    late = Device.joined(authority, tmp_path / "l", NOW - 400 * DAY_S)
+    with monkeypatch.context() as patched:
+        patched.setattr("fleetune.coordinator.fleet.authority.DEVICE_DAYS", -1)
+        late = Device.joined(authority, tmp_path / "l")
     assert "expired" in meeting(folder, late.context())
     good, bad = (Device.joined(authority, tmp_path / name) for name in "gb")
     serial = x509.load_pem_x509_certificate((bad.folder / "device.pem").read_bytes()).serial_number
@@ -209,6 +212,94 @@ def test_a_stolen_authority_is_replaced_at_once(authority, folder, tmp_path):
     assert "certificate verify failed" in meeting(folder, before.context())
     assert folder.server_key.read_bytes() != key
     assert folder.authority_key.read_text().count("BEGIN") == 1
+
+
+@pytest.mark.parametrize("then", [0.0, NOW - 20 * 365 * DAY_S, NOW + 10 * DAY_S])
+def test_a_wrong_clock_at_the_first_start_locks_no_device_out(folder, tmp_path, then):
+    authority = Authority.open(folder, then)
+    authority.renew_server(["pi.local"], then)
+    device = Device.joined(authority, tmp_path / "d", then)
+    folder.revoked.write_bytes(authority.revocation_list(["abc"], then))
+    assert authority.renew_server(["pi.local"], NOW)  # as the join server does once the clock is set
+    assert not authority.rotate_before_end(NOW)
+    assert meeting(folder, device.context()) == "pi-1"
+
+
+def test_an_authority_is_replaced_before_its_end_but_not_after_it(authority, folder, tmp_path):
+    before = Device.joined(authority, tmp_path / "d", at := NOW + 7.9 * 365 * DAY_S)
+    assert not authority.rotate_before_end(at)
+    ended = NOW + 10 * 365 * DAY_S + 1
+    assert not authority.rotate_before_end(ended)  # the clock may be wrong
+    for sign in (lambda: authority.renew_server(["pi.local"], ended), lambda: joined_at(authority, ended)):
+        with pytest.raises(
+            StoreError, match=r"^the authority of fleet lab is valid .*; set the clock\. [^\n]*$"
+        ):
+            sign()
+    assert authority.rotate_before_end(NOW + 8.1 * 365 * DAY_S)
+    assert not authority.rotate_before_end(NOW + 8.1 * 365 * DAY_S)
+    assert authority.renew_server(["pi.local"], NOW)
+    assert meeting(folder, before.context()) == "pi-1"
+
+
+def joined_at(authority, now):
+    return authority.certify(device_key(request(ec.generate_private_key(ec.SECP256R1()))), "pi-1", now)
+
+
+def test_an_ended_authority_can_be_replaced(authority, folder, tmp_path):
+    ended = NOW + 10 * 365 * DAY_S + 1
+    for at_once in (False, True):
+        authority.rotate(ended, at_once=at_once)
+        assert authority.renew_server(["pi.local"], ended)
+        authority.revocation_list([], ended)
+
+
+@pytest.mark.parametrize("file", ["server", "server_key"])
+@pytest.mark.parametrize("damage", ["missing", "empty", "cut", "cut-chain"])
+def test_files_of_the_server_are_made_anew(authority, folder, tmp_path, file, damage):
+    authority.rotate(NOW)
+    authority.renew_server(["pi.local"], NOW)
+    device, path = Device.joined(authority, tmp_path / "d"), getattr(folder, file)
+    whole = path.read_bytes()
+    parts = {"empty": b"", "cut": whole[:100], "cut-chain": whole[:-40]}
+    if damage == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(parts[damage])
+    assert authority.renew_server(["pi.local"], NOW)
+    assert not authority.renew_server(["pi.local"], NOW)
+    assert meeting(folder, device.context()) == "pi-1"
+
+
+def test_a_lost_authority_is_not_replaced_if_devices_have_joined(tmp_path):
+    fleet = RegisteredFleet(tmp_path)
+    for file in (fleet.files.authority, fleet.files.authority_key):
+        file.unlink()
+    Authority.open(fleet.files, NOW)
+    fleet.register("hall")
+    for file in (fleet.files.authority, fleet.files.authority_key):
+        file.unlink()
+    with pytest.raises(StoreError, match=r"authority.key: it is missing, but 1 devices have joined; restore"):
+        Authority.open(fleet.files, NOW)
+    assert not fleet.files.authority_key.exists()
+
+
+@pytest.mark.parametrize("damage", [None, 0, 10, -10])
+def test_a_revocation_list_is_made_anew_if_it_is_damaged_only(tmp_path, damage):
+    fleet = RegisteredFleet(tmp_path)
+    before = fleet.files.revoked.read_bytes()
+    fleet.write_access()
+    assert fleet.files.revoked.read_bytes() == before
+    fleet.files.revoked.unlink()
+    if damage is not None:
+        fleet.files.revoked.write_bytes(before[:damage])
+    fleet.write_access()
+    x509.load_pem_x509_crl(fleet.files.revoked.read_bytes())
+
+
+def test_an_open_folder_is_closed(authority, folder):
+    folder.path.chmod(0o755)
+    Authority.open(folder, NOW)
+    assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
 
 
 def test_only_the_key_of_a_signing_request_is_used(authority):

@@ -16,10 +16,11 @@ import pytest
 from tests.coordinator.fleet.test_joining import NONCE, key
 
 from fleetune.coordinator.fleet import join_limits
-from fleetune.coordinator.fleet.authority import Authority
+from fleetune.coordinator.fleet.authority import DAY_S, Authority
 from fleetune.coordinator.fleet.fleet_address import FleetAddress
 from fleetune.coordinator.fleet.fleet_folder import FleetFolder
 from fleetune.coordinator.fleet.invitations import invite, sha256_of
+from fleetune.coordinator.fleet.join_desk import Desk
 from fleetune.coordinator.fleet.join_limits import SAID_S, Limits, RefusalLog, network_of
 from fleetune.coordinator.fleet.join_server import start_join_server
 from fleetune.coordinator.fleet.registry import Registry
@@ -207,6 +208,36 @@ def test_a_taken_port_gets_one_line(served):
 def test_no_server_without_an_address(tmp_path):
     with pytest.raises(TransportError, match="fleet lab: no coordinator has opened it to the network"):
         start_join_server(FleetFolder.of("lab", tmp_path), "127.0.0.1", 0)
+
+
+@pytest.fixture
+def desk(tmp_path):
+    folder = FleetFolder.of("lab", tmp_path)
+    FleetAddress(("127.0.0.1",), 8883, 8884, 8885).write(folder)
+    made = Desk(folder, Limits(lambda: 100.0))
+    made.look()
+    with contextlib.closing(made.registry):
+        yield made
+
+
+@pytest.mark.parametrize("name", ["server", "server_key", "revoked", "passwords"])
+def test_a_lost_file_is_made_anew_at_the_next_look(desk, name):
+    file = getattr(desk.folder, name)
+    file.unlink()
+    desk.look()
+    assert file.exists()
+    made = [one.read_bytes() for one in (desk.folder.server, desk.folder.revoked)]
+    desk.look()
+    assert [one.read_bytes() for one in (desk.folder.server, desk.folder.revoked)] == made
+
+
+def test_the_server_is_certified_anew_once_the_clock_is_set(desk, monkeypatch):
+    now = time.time()
+    for wrong in (-20 * 365 * DAY_S, 10 * DAY_S, 0.0):
+        before = desk.folder.server.read_bytes()
+        monkeypatch.setattr(time, "time", lambda wrong=wrong: now + wrong)
+        desk.look()
+        assert desk.folder.server.read_bytes() != before
 
 
 def test_a_cause_is_logged_once_a_minute(caplog):
