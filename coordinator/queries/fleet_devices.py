@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from fleetune.coordinator.fleet.fleet_folder import FleetFolder
 from fleetune.coordinator.fleet.registry import RegisteredDevice, Registry
 from fleetune.coordinator.queries import queries
-from fleetune.coordinator.queries.run_status import DeviceStatus
+from fleetune.coordinator.queries.run_status import DeviceStatus, at_rest
 from fleetune.coordinator.run.fleets import fleets_in
 from fleetune.coordinator.run.stored_run import fleet_of, stored_run
 from fleetune.coordinator.store.folder_lock import is_claimed
@@ -46,19 +46,21 @@ def fleet_devices(asked: str | None, runs: Path) -> FleetDevices:
     """
     fleet, run, runs = _found(asked, runs)
     known = {} if run is None else {one.device: one for one in queries.devices(run)}
+    running = run is not None and is_claimed(run)
     path = FleetFolder.of(fleet, runs).registry
     if path.exists():
         with Registry.open(path) as registry:
             for one in registry.devices():
-                known[one.id] = _registered(known.get(one.id), one)
+                known[one.id] = _registered(known.get(one.id), one, running=running)
     devices = tuple(known[device] for device in sorted(known))
-    running = run is not None and is_claimed(run)
     return FleetDevices(fleet, None if run is None else str(run), running, devices)
 
 
-def _registered(in_run: DeviceStatus | None, one: RegisteredDevice) -> DeviceStatus:
+def _registered(in_run: DeviceStatus | None, one: RegisteredDevice, *, running: bool) -> DeviceStatus:
     """Return what run and registry know of a device; the registry's name wins."""
     found = in_run or DeviceStatus(one.id, "away")
+    if in_run is None or one.state == "revoked":
+        found = at_rest(found, connected=False if running else None)
     seen = [at for at in (found.last_seen, one.last_seen) if at is not None]
     return replace(
         found,

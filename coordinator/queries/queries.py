@@ -201,7 +201,7 @@ class _Stored:
         )
 
     def devices(self) -> tuple[DeviceStatus, ...]:
-        return self._reader().devices(self.state, self.ledger)
+        return self._reader().devices(self.state, self.ledger, running=self.running)
 
     def _reader(self) -> StatusReader:
         reader = StatusReader(self.settings, self.spec.num_parameters)

@@ -7,6 +7,7 @@ from statistics import median
 from typing import Literal
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from fleetune.coordinator.extensions.rollout import Rollout
 from fleetune.coordinator.metrics.adoption import LatestAdoption
@@ -68,7 +69,7 @@ class RunStatus(Struct, frozen=True, kw_only=True):
     Attributes:
         run: name of the run.
         running: True if a coordinator serves the run or a simulation executes it.
-        stage: `waiting`, `training`, `rehearsing` (the final evaluation) or `finished`.
+        stage: `waiting`, `training`, `aggregating`, `evaluating` (the final evaluation) or `finished`.
         round, rounds: number of the open or next round, and planned number of rounds; `rounds` is None for an
             open-ended run.
         devices, devices_there: number of known devices, and how many of them are connected and ready.
@@ -150,9 +151,11 @@ class DeviceStatus(Struct, frozen=True):
         device: the device's id.
         doing: `receiving` its task or enrolment; `sending` its update; `working`: busy, details unknown;
             `ready`: connected without a task; `left`: left the run early; `refused`: refused the run; `away`:
-            not connected.
+            not connected, or unknown because no coordinator runs.
         part: the device's part in the open round; `idle` if it has no task or has left since.
         ready, left: True if it is connected and ready; True if it left early.
+        connected: True if its agent is connected now and takes part in the run; None if no coordinator
+            serves the run, because it is then unknown.
         board, agent: board profile, and program and version of its agent; "" if not reported.
         ratio, ratio_reason: ratio that the device uses, and the reason for it.
         num_samples: number of its training samples.
@@ -180,6 +183,7 @@ class DeviceStatus(Struct, frozen=True):
     part: Part = "idle"
     ready: bool = False
     left: bool = False
+    connected: bool | None = None
     board: str = ""
     agent: str = ""
     ratio: float | None = None
@@ -218,6 +222,12 @@ class DeviceStatus(Struct, frozen=True):
         if self.doing == "refused":
             return self.refusal or ""
         return self.declined_reason if self.doing == "declined" else ""
+
+
+def at_rest(one: DeviceStatus, *, connected: bool | None) -> DeviceStatus:
+    """Return the status of a device that is not connected (False), or of which that is unknown (None)."""
+    doing: Doing = "refused" if one.refusal is not None else "away"
+    return replace(one, doing=doing, part="idle", ready=False, connected=connected, progress=None)
 
 
 def part_of(state: EngineState, device: str) -> Part:
@@ -332,14 +342,24 @@ class StatusReader:
         )
 
     def devices(
-        self, state: EngineState, ledger: Ledger, activities: Mapping[str, Activity] | None = None
+        self,
+        state: EngineState,
+        ledger: Ledger,
+        activities: Mapping[str, Activity] | None = None,
+        *,
+        running: bool = True,
     ) -> tuple[DeviceStatus, ...]:
         """Return all devices that ever contacted the run, sorted by name.
 
-        `activities` has the present activity of each device that is known to be busy.
+        Args:
+            state: state of the engine.
+            ledger: ledger of the run.
+            activities: present activity of each device that is known to be busy.
+            running: True if a coordinator serves the run; without one, no device does anything for it.
         """
         busy = activities or {}
-        return tuple(self._device(state, ledger, name, busy.get(name)) for name in sorted(state.members))
+        found = (self._device(state, ledger, name, busy.get(name)) for name in sorted(state.members))
+        return tuple(found) if running else tuple(at_rest(one, connected=None) for one in found)
 
     def _device(
         self, state: EngineState, ledger: Ledger, device: str, activity: Activity | None
@@ -354,6 +374,7 @@ class StatusReader:
             part=part_of(state, device),
             ready=member.ready,
             left=member.left,
+            connected=member.ready,
             board=report.board if report else "",
             agent=member.introduction.agent,
             ratio=report.ratio if report else None,

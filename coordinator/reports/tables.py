@@ -161,20 +161,19 @@ def _over_parts(history: DiagnosticHistory, at: int) -> str:
     return between(min(values), max(values), history.unit)
 
 
-def registry_table(devices: Iterable[DeviceStatus], now: float, *, running: bool) -> Table:
+def registry_table(devices: Iterable[DeviceStatus], now: float) -> Table:
     """Return a table with one row for each device: who it is, and since when it is away.
 
     Args:
         devices: the devices of a fleet.
         now: seconds since 1970.
-        running: True if a coordinator serves the fleet, so that `ready` devices are connected now.
     """
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     short = ("state", "last seen", "valid until", "known by")
     for head in ("device", *short, "agent", "tags"):
         table.add_column(head, overflow="fold", no_wrap=head in short)
     for one in devices:
-        seen = "now" if running and one.ready else readable.ago(one.last_seen, now)
+        seen = "now" if one.connected else readable.ago(one.last_seen, now)
         cells = [
             str(one.identity),
             one.state or readable.UNKNOWN,

@@ -189,7 +189,7 @@ def report_run(run: Run, console: Console | None = None, *, live: bool = False) 
 def print_fleet(found: FleetDevices, *, with_run: bool) -> None:
     """Print the devices of a fleet; `with_run`: also what its run knows about them."""
     console = Console()
-    console.print(registry_table(found.devices, time.time(), running=found.running))
+    console.print(registry_table(found.devices, time.time()))
     if found.run is not None and with_run:
         print_devices(one for one in found.devices if one.board or one.doing != "away")
     elif found.run is not None:

@@ -73,6 +73,28 @@ def test_a_fleet_without_a_run_is_listed(tmp_path):
     assert msgspec.json.decode(shown.output, type=tuple[DeviceStatus, ...]) == found.devices
 
 
+def test_no_device_is_shown_as_working_without_a_coordinator(runs):
+    for one in fleet_devices(None, runs).devices:
+        assert (one.doing, one.part, one.ready, one.connected) == ("away", "idle", False, None), one
+
+
+def test_a_served_run_says_who_is_connected(runs, monkeypatch):
+    for module in ("queries", "fleet_devices"):
+        monkeypatch.setattr(f"fleetune.coordinator.queries.{module}.is_claimed", lambda _: True)
+    with Registry.open(FleetFolder.of("played", runs).registry) as registry:
+        registry.put(registered("b", state="revoked"))
+    devices = by_id(fleet_devices(None, runs))
+    assert {name: one.connected for name, one in devices.items()} == {
+        "a": True,
+        "b": False,  # revoked
+        "c": True,
+        "d": True,
+        "e": False,  # waits for approval
+        "f": False,
+    }
+    assert (devices["b"].ready, devices["b"].doing) == (False, "away")
+
+
 def test_a_mistake_names_the_fleets(runs, tmp_path):
     with pytest.raises(SettingError, match=r"plaid is no fleet in .*did you mean 'played'"):
         fleet_devices("plaid", runs)
@@ -89,7 +111,7 @@ def test_the_table_fits_80_columns():
         DeviceStatus(
             "pi-kitchen-0001",
             "ready",
-            ready=True,
+            connected=True,
             name="Kitchen, 2nd floor",
             agent="fleetune 0.2.0.dev1234",
             state="accepted",
@@ -102,7 +124,7 @@ def test_the_table_fits_80_columns():
         DeviceStatus("pi-new", "away", state="pending"),
     ]
     console = Console(width=80, record=True)
-    console.print(registry_table(devices, NOW, running=True))
+    console.print(registry_table(devices, NOW))
     text = console.export_text()
     for part in ("Kitchen", "accepted", "now", "2 h ago", "revoked", "pending", "certificate", "greenhouse"):
         assert part in text, text
