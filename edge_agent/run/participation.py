@@ -126,7 +126,7 @@ class Participation:
             return
         if payload is None:
             return  # a late copy of an offer: a newer task has replaced this one
-        log.info("round %d: training", key.round)
+        log.info("%s: training", key.words)
         self._working = key
         self._notifier.note(round=key.round, training=True, resting=None)
         joined.begin(key, payload, self._download_s(transfer))
@@ -141,8 +141,8 @@ class Participation:
             return
         if newer is not None:
             log.warning(
-                "round %d was over before this device's work was done; the work is discarded",
-                key.round,
+                "%s was over before this device's work was done; the work is discarded",
+                key.words,
             )
             self.work(*newer)
             return
@@ -156,7 +156,7 @@ class Participation:
 
     def _send_reply(self, event: Worked, now: float) -> None:
         key, reply, joined = event.key, event.reply.result(), self._joined()
-        log.info("round %d: done in %.1f s; %d bytes to send", key.round, event.seconds, len(reply))
+        log.info("%s: done in %.1f s; %d bytes to send", key.words, event.seconds, len(reply))
         if joined.note_samples(replied=True):  # sent before the reply, which claims these samples
             self._send(joined.ready())
         self._send(joined.measured(key))
@@ -167,7 +167,7 @@ class Participation:
         """Ask once for all of a task that could not be read; the second time, decline it."""
         why_declined = self._joined().planner.why_unread(key)
         if why_declined is None:
-            log.info("round %d: %s; asking the coordinator for the whole task", key.round, problem)
+            log.info("%s: %s; asking the coordinator for the whole task", key.words, problem)
             self.report_ready()
         else:
             self._after_failure(key, ReferenceModelUnknown(why_declined), now)
@@ -181,12 +181,12 @@ class Participation:
         key, joined = sent.transfer_key, self.joined
         if sent.refused is not None:
             log.warning(
-                "round %d: the coordinator refused the update: %s",
-                key.round,
+                "%s: the coordinator refused the update: %s",
+                key.words,
                 wire.readable(sent.refused),
             )
             return
-        log.info("round %d: update delivered", key.round)
+        log.info("%s: update delivered", key.words)
         if joined is None or not joined.is_at(key):
             return
         joined.delivered(sent.seconds)
@@ -208,7 +208,7 @@ class Participation:
         self._notifier.note(run=None, resting=None, finished=run)
 
     def _decline(self, key: TransferKey, problem: BaseException) -> None:
-        self._send(declined(key, f"round {key.round}", problem))
+        self._send(declined(key, key.words, problem))
 
     def _joined(self) -> JoinedRun:
         assert self.joined is not None, "called in a run only"

@@ -80,6 +80,11 @@ class TransferKey(Struct, frozen=True):
         return self.round, self.attempt
 
     @property
+    def words(self) -> str:
+        """The round in words, for log lines."""
+        return "final evaluation" if self.final_evaluation else f"round {self.round}"
+
+    @property
     def update(self) -> "TransferKey":
         """Key of the update that answers this task."""
         return TransferKey("update", self.run, self.round, self.attempt, self.final_evaluation)

@@ -47,6 +47,8 @@ def is_better(candidate: ModelRecord, deployed: ModelRecord | None) -> bool:
 
 def _why_not(record: ModelRecord, best: ModelRecord | None) -> str:
     """Return in words why `record` does not replace `best`."""
+    if not math.isfinite(record.validation_loss or 0.0):
+        return "its validation loss is not finite"
     if best is None or (not record.trained and record.validation_loss is None):
         return "it has not been trained on this device"
     return f"that of {best.words} has the lower loss"
@@ -87,18 +89,23 @@ class BestCheckpoint(AdoptionRule):
         attempt: RoundAttempt,  # noqa: ARG002
     ) -> Choice | None:
         """Choose the best of the deployed model and the candidates, and the run's best checkpoint."""
+        rejected = []
         for candidate in candidates:
             evaluated = self._evaluated(candidate, in_use)
             record = evaluated.record
             if not math.isfinite(record.validation_loss or 0.0) or not is_better(record, best):
-                log.info("model of %s: not deployed, %s", record.words, _why_not(record, best))
+                rejected.append(f"model of {record.words}: not deployed, {_why_not(record, best)}")
                 continue
             best = record
             if is_better(record, None if in_use is None else in_use.known):
                 in_use = evaluated
             else:
                 deployed = in_use.record.words if in_use else "another run"
-                log.info("model of %s: that of %s stays deployed", record.words, deployed)
+                rejected.append(f"model of {record.words}: that of {deployed} stays deployed")
+        # a candidate that is deployed has a line of its own, which answers for the others
+        origins = {one.record.origin for one in candidates}
+        if rejected and (in_use is None or in_use.record.origin not in origins):
+            log.info("%s", rejected[-1])
         return None if in_use is None else Choice(in_use, best=best)
 
     def _evaluated(self, candidate: DeployedModel, in_use: Evaluated | None) -> Evaluated:

@@ -84,7 +84,7 @@ class ModelRecord:
     @property
     def words(self) -> str:
         """Return a line with the model's origin and metrics."""
-        said = [f"run {self.run}, {'final evaluation' if self.final_evaluation else f'round {self.round}'}"]
+        said = [f"run {self.run}, {self._when}"]
         if self.local_only:
             said[0] += ", local-only"
         if self.validation_loss is not None:
@@ -92,6 +92,12 @@ class ModelRecord:
         if self.scored:
             said.append(f"{self.scored} on its own test samples")
         return "; ".join(said)
+
+    @property
+    def _when(self) -> str:
+        if not self.final_evaluation:
+            return f"round {self.round}"
+        return f"final evaluation, {'after' if self.trained else 'before'} local training"
 
     def is_of(self, spec: ModelSpec) -> bool:
         """True if a trainer of the model `spec` can evaluate this one."""

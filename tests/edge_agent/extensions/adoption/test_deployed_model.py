@@ -2,6 +2,7 @@
 runs.
 """
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -237,6 +238,32 @@ def test_the_closing_final_evaluation_is_not_thrown_away(num_validation, shared,
     assert device.now[2] == wanted
     assert measures.kept == wanted
     assert measures.personal == 0.75
+
+
+@pytest.mark.parametrize(
+    ("num_validation", "shared", "leads_to", "wanted"),
+    [
+        (4, 0.9375, 0.0, "deployed from now on: run a, final evaluation, before local training;"),
+        (0, 0.9375, 0.5, "deployed from now on: run a, final evaluation, after local training;"),
+        (
+            4,
+            0.25,
+            0.5,
+            "model of run a, final evaluation, after local training; .*: not deployed, that of",
+        ),
+    ],
+)
+def test_one_line_says_which_model_of_the_final_evaluation_is_deployed(
+    num_validation, shared, leads_to, wanted, caplog
+):
+    device = ClientState(num_validation).join()
+    device.work(1, 0.75)
+    caplog.clear()
+    with caplog.at_level("INFO"):
+        device.work(2, leads_to, shared=shared, final_evaluation=True)
+    said = [line for line in caplog.messages if "deployed" in line]
+    assert len(said) == 1, said
+    assert re.match(wanted, said[0]), said
 
 
 @pytest.mark.parametrize("num_validation", [4, 0])
