@@ -2,6 +2,7 @@
 
 import os
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -25,7 +26,8 @@ def install(service: Service, values: Mapping[str, str | None], *, into: Path, d
     """
     given = {name: value for name, value in values.items() if value is not None}
     version = systemd_version() if into == _HERE else None
-    wanted = service.files(into, service.executable(), given, systemd_version=version)
+    program = _program(service, needed=into == _HERE and not dry_run)
+    wanted = service.files(into, program, given, systemd_version=version)
     if dry_run:
         for file in wanted:
             print(f"# /{file.path}, mode {file.mode:04o}\n{_without_secrets(file.content)}")
@@ -37,6 +39,21 @@ def install(service: Service, values: Mapping[str, str | None], *, into: Path, d
         changed |= changes
         print(f"{'changed  ' if changes else 'unchanged'} {into / file.path}")
     _do(service.activation(into, changed=changed))
+
+
+def _program(service: Service, *, needed: bool) -> Path:
+    """Return the path of the service's program; unless it is needed here and now, a fault is only printed.
+
+    Raises:
+        SettingError: it is needed, and there is none, or the service's user cannot start it.
+    """
+    try:
+        return service.executable()
+    except SettingError as problem:
+        if needed:
+            raise
+        print(f"note: the service could not start from here: {problem}", file=sys.stderr)
+        return Path(sys.executable).with_name(service.program)
 
 
 def uninstall(service: Service, *, into: Path, purge: bool, dry_run: bool) -> None:

@@ -1,13 +1,15 @@
 """A service's settings, its program, and the commands that install it."""
 
 import subprocess
+import sys
 import tempfile
+from functools import partialmethod
 from pathlib import Path
 
 import pytest
 
 from fleetune.protocols.errors import SettingError, StoreError
-from fleetune.protocols.systemd import environment, install
+from fleetune.protocols.systemd import commands, environment, install
 from fleetune.protocols.systemd.install import Service
 
 SERVICE = Service("edge-agent", "agent", "fleetune", "fleetune.edge_agent.service")
@@ -69,6 +71,20 @@ def test_a_program_that_the_service_s_user_cannot_start_is_refused():
         (there / "python").symlink_to(home / "python")
         with pytest.raises(SettingError, match=f"{home}/python: user fleetune may not enter {home};"):
             SERVICE.executable(there / "python")
+
+
+@pytest.mark.parametrize("elsewhere", [True, False])
+def test_a_dry_run_and_a_card_need_no_program_that_starts_here(tmp_path, capsys, monkeypatch, elsewhere):
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))  # there is no program next to it
+    monkeypatch.setattr(Service, "executable", partialmethod(Service.executable, tmp_path / "python"))
+    monkeypatch.setattr(commands, "run", lambda _: None)
+    into = tmp_path if elsewhere else Path("/")
+    commands.install(SERVICE, {}, into=into, dry_run=not elsewhere)
+    shown = capsys.readouterr()
+    assert "note: the service could not start from here: there is no" in shown.err
+    assert "systemctl" in shown.out
+    with pytest.raises(SettingError, match="there is no"):
+        commands.install(SERVICE, {}, into=Path("/"), dry_run=False)
 
 
 def test_a_command_that_fails_is_one_line():
