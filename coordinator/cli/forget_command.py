@@ -32,5 +32,5 @@ def forget(
         if as_json:
             print(msgspec.json.encode(receipt).decode())
             return
-        for line in (*receipt_lines(receipt), f"receipt: {path}"):
+        for line in (*receipt_lines(receipt), f"receipt: {path.with_suffix('.txt')}, and as JSON {path}"):
             print(line)

@@ -20,6 +20,7 @@ from fleetune.coordinator.forgetting.receipt import (
     read_receipt,
     receipt_path,
 )
+from fleetune.coordinator.forgetting.receipt_text import write_receipt_text
 from fleetune.coordinator.forgetting.run_files import remove_from_logs
 from fleetune.coordinator.run.fleets import fleets_in
 from fleetune.coordinator.run.stored_run import stored_run
@@ -71,6 +72,7 @@ def forget(
     if isinstance(found, Path):
         receipt = read_receipt(found)
         assert receipt is not None, "it was just found"
+        write_receipt_text(found, receipt)  # an interruption may have left it out
         return receipt, found
     path = receipt_path(found.device, found.fleet, runs)
     begin_receipt(path, new_receipt(found.device, found.name, found.fleet, time.time()))
@@ -86,7 +88,9 @@ def forget(
     for folder in served:
         _remove_late_lines(folder, found.device, path)
     remove_from_registry(found.device, found.fleet, runs, path)
-    return change_receipt(path, lambda one: replace(one, finished_at=time.time())), path
+    receipt = change_receipt(path, lambda one: replace(one, finished_at=time.time()))
+    write_receipt_text(path, receipt)
+    return receipt, path
 
 
 def _complete(folder: Path, device: str) -> None:

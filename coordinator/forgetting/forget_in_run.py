@@ -99,6 +99,10 @@ def new_receipt(device: str, name: str, fleet: str, now: float) -> Receipt:
                 "the system's journal, trackers, backups, and copies of reports and models",
                 "Fleetune does not manage them; remove them yourself",
             ),
+            Remainder(
+                "addresses in a broker's log, of connections that failed before they had a name",
+                "nothing says whose they are; delete the log while no coordinator runs",
+            ),
             Remainder("the device's own files", "on the device: edge-agent wipe"),
             Remainder("this receipt", "delete it once the owner has it"),
         ),

@@ -1,6 +1,7 @@
 """The receipt for a forgotten device's owner: what was removed, and what cannot be removed."""
 
 from collections.abc import Callable, Mapping
+from itertools import count
 from pathlib import Path
 
 import msgspec
@@ -94,6 +95,8 @@ def change_receipt(path: Path, change: Callable[[Receipt], Receipt]) -> Receipt:
 def begin_receipt(path: Path, new: Receipt) -> Receipt:
     """Return the unfinished receipt of an interrupted removal, or write a new one.
 
+    A finished receipt is of a device that joined again since. It is kept under a name with a number.
+
     Raises:
         StoreError: it cannot be read or written.
     """
@@ -102,8 +105,19 @@ def begin_receipt(path: Path, new: Receipt) -> Receipt:
         found = read_receipt(path)
         if found is not None and found.finished_at is None:
             return found
+        if found is not None and found.finished_at is not None:
+            _keep(path)
         _write(path, new)
     return new
+
+
+def _keep(path: Path) -> None:
+    """Rename the files of a finished receipt, so that the next one of this device does not replace them."""
+    free = (number for number in count(1) if not path.with_suffix(f".{number}.json").exists())
+    number = next(free)
+    for suffix in (".txt", ".json"):  # the file that is looked for comes last
+        if (file := path.with_suffix(suffix)).exists():
+            file.rename(path.with_suffix(f".{number}{suffix}"))
 
 
 def _write(path: Path, receipt: Receipt) -> None:

@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from fleetune.protocols.one_line import mentions
 _REPORT = "report.html"
 _SERVICE_LOGS = ".service"  # see `coordinator.service.service`, which is above this module
 _BLOCK_BYTES = 2**20
+_CONNECTION = re.compile(rb"(?: from |\[)(\S+:\d+)\b")  # a peer's address and port, as mosquitto logs it
 
 
 def remove_from_files(run: Run, device: str) -> dict[str, int]:
@@ -95,7 +97,7 @@ def _without_lines(log: Path, device: str) -> int:
     try:
         with log.open("r+b") as file:
             lines = file.read().splitlines(keepends=True)
-            kept = [line for line in lines if not mentions(line.decode("utf-8", "replace"), device)]
+            kept = _about_others(lines, device)
             kept.append(file.read())  # written meanwhile
             file.seek(0)
             file.write(b"".join(kept))
@@ -105,6 +107,13 @@ def _without_lines(log: Path, device: str) -> int:
     except OSError as problem:
         raise StoreError(f"cannot write {log}: {problem.strerror}") from None
     return len(lines) - len(kept) + 1
+
+
+def _about_others(lines: list[bytes], device: str) -> list[bytes]:
+    """Return the lines of a log that are not about a device or about one of its connections."""
+    its = {line for line in lines if mentions(line.decode("utf-8", "replace"), device)}
+    ends = {end for line in its for end in _CONNECTION.findall(line)}
+    return [line for line in lines if line not in its and ends.isdisjoint(_CONNECTION.findall(line))]
 
 
 def _mentions(path: Path, device: str) -> bool:

@@ -26,6 +26,13 @@ from fleetune.protocols.errors import SettingError, StoreError
 
 GONE = "bravo-7"
 NAMES = {"a": "alfa", "b": GONE, "c": "bravo-77", "d": "delta"}
+LOG = (
+    "1: New connection from 10.7.2.2:5001 on port 8883.",
+    f"1: New client connected from 10.7.2.2:5001 as {GONE} (p4, c0, k30, u'{GONE}').",
+    "2: New connection from 10.7.2.3:5001 on port 8883.",
+    "2: New client connected from 10.7.2.3:5001 as bravo-77 (p4, c0, k30, u'bravo-77').",
+    f"3: Client {GONE} [10.7.2.2:5001] disconnected.",
+)
 FLEET, RUN = "played", "run"
 
 
@@ -51,7 +58,7 @@ def runs(tmp_path):
                 name, (f"certificate of {name}", "probe"), [f"5e{at}"], ends_at=9e9, authority="x"
             )
     for path, text in {
-        tmp_path / RUN / BROKER / "mosquitto.log": f"1: {GONE} came\n2: bravo-77 came\n3: {GONE}: left\n",
+        tmp_path / RUN / BROKER / "mosquitto.log": "".join(f"{line}\n" for line in LOG),
         tmp_path.parent / ".service" / f"{RUN}.log": f"refused: {GONE}\nround 1\n",
         tmp_path / RUN / INCOMING / GONE / "x.part": "half an update",
     }.items():
@@ -64,7 +71,11 @@ def traces(runs):
     """Files that contain the forgotten id and not a longer one, without its receipt and its own agent."""
     found = [path for path in runs.rglob("*") if path.is_file() and "agents" not in path.parts]
     contents = {path.name: path.read_bytes().replace(b"bravo-77", b"") for path in found}
-    return [name for name, content in contents.items() if GONE.encode() in content and name != f"{GONE}.json"]
+    return [
+        name
+        for name, content in contents.items()
+        if GONE.encode() in content and not name.startswith(f"{GONE}.")
+    ]
 
 
 def test_everything_goes_and_the_receipt_says_what(runs):
@@ -76,13 +87,13 @@ def test_everything_goes_and_the_receipt_says_what(runs):
     assert receipt.removed[REGISTRY] == {"device": 1}
     of_run = receipt.removed[RUN]
     assert {"member": 1, "traffic": 1, "incomplete_payload": 1}.items() <= of_run.items()
-    assert of_run["log_line"] == 2 + (runs.parent / ".service" / f"{RUN}.log").read_text().count("round 1")
+    assert of_run["log_line"] == 3 + (runs.parent / ".service" / f"{RUN}.log").read_text().count("round 1")
     assert of_run["report_file"] == 3
     assert of_run["device_round"] > 0
     remains = [one.what for one in receipt.remains]
     assert any("shared model" in what for what in remains)
     assert any("serial numbers" in what for what in remains)
-    assert (runs / RUN / BROKER / "mosquitto.log").read_text() == "2: bravo-77 came\n"
+    assert (runs / RUN / BROKER / "mosquitto.log").read_text().splitlines() == [*LOG[2:4]]
     with Registry.open(FleetFolder.of(FLEET, runs).registry) as registry:
         assert registry.device(GONE) is None
         assert registry.revoked_serials(1e9) == ["5e1"]
@@ -96,10 +107,25 @@ def test_forgetting_again_returns_the_same_receipt(runs):
     assert forget(GONE, runs, FLEET) == first
     shown = CliRunner().invoke(app, ["forget", GONE, "--runs", str(runs)])
     assert shown.exit_code == 0
-    assert "removed from registry: 1 entry" in shown.output
+    assert "removed from registry: entry with certificates, name and tags (1)" in shown.output
     assert str(first[1]) in shown.output
     as_json = CliRunner().invoke(app, ["forget", GONE, "--runs", str(runs), "--json"])
     assert msgspec.json.decode(as_json.output, type=type(first[0])) == first[0]
+
+
+def test_each_removal_of_a_device_that_joins_again_has_its_receipt(runs):
+    first, path = forget(GONE, runs)
+    for _ in range(2):  # a device that joined again, and was forgotten again
+        with Registry.open(FleetFolder.of(FLEET, runs).registry) as registry:
+            registry.put(registered(GONE))
+        second, _ = forget(GONE, runs)
+        text = path.with_suffix(".txt").read_text()
+        assert text.startswith(f"{GONE} of fleet {FLEET} is forgotten: 20"), text
+        assert second.began_at > first.began_at
+    kept = list(path.parent.glob(f"{GONE}.*.json"))
+    assert first in [msgspec.json.decode(one.read_bytes(), type=type(first)) for one in kept]
+    assert len(kept) == 2
+    assert len(list(path.parent.glob(f"{GONE}.*.txt"))) == 2
 
 
 class Killed(BaseException):
