@@ -117,8 +117,11 @@ class OwnBroker:
         if self.ca is not None:
             return f"common names of certificates: {COORDINATOR_USER}, and of each device its name"
         passwords = folder / PASSWORDS
+        plain = "without --cert and --key, passwords cross the network unencrypted\n"
         return (
-            f"mosquitto_passwd -c {passwords} {COORDINATOR_USER}   # asks for the coordinator's password\n"
+            f"{plain if self.cert is None else ''}"
+            f"touch {passwords}   # mosquitto_passwd -c would empty a file that is there\n"
+            f"mosquitto_passwd {passwords} {COORDINATOR_USER}   # asks for the coordinator's password\n"
             f"mosquitto_passwd {passwords} NAME   # once per device, NAME as in --device NAME\n"
             f"chown mosquitto: {passwords}   # if root starts it: it then runs as that user"
         )

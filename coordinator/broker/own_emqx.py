@@ -38,7 +38,8 @@ class OwnEmqx(OwnBroker):
         kind, other = ("tcp", "ssl") if self.cert is None else ("ssl", "tcp")
         lines = [
             f"# {_NOT_TRIED}",
-            "# Append these lines to emqx.conf.",
+            "# Append these lines to emqx.conf, on an EMQX that serves Fleetune only: they replace all of",
+            "# its access rules and authentication, and switch its other listeners off.",
             "mqtt {",
             f"  max_packet_size = {max_packet}KB",
             f"  max_mqueue_len = {MAX_QUEUED_MESSAGES}",
@@ -83,4 +84,9 @@ class OwnEmqx(OwnBroker):
                 f"add users in EMQX's dashboard (Access Control, Authentication): {COORDINATOR_USER}, and for"
                 " each device its id"
             )
-        return f"{who}\nnobody has tried these files yet: check that a device cannot read another's topics"
+        return (
+            f"{who}\n"
+            "these settings replace EMQX's access rules and switch its other listeners off: do not use them"
+            " on a broker that others share\n"
+            "nobody has tried these files yet: check that a device cannot read another's topics"
+        )

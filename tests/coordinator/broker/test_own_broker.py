@@ -33,7 +33,7 @@ def test_printed_it_says_where_each_file_belongs_and_how_users_get_in():
         "pattern read fleetune/v1/two/%u/down",
     ):
         assert line in done.output.splitlines()
-    assert "mosquitto_passwd -c /etc/mosquitto/fleetune.passwords coordinator" in done.output
+    assert "mosquitto_passwd /etc/mosquitto/fleetune.passwords coordinator" in done.output
     assert "chown mosquitto: /etc/mosquitto/fleetune.passwords" in done.output
 
 
