@@ -120,6 +120,7 @@ class FleetWatch(KnownDevices):
             self._known, self._version = now, version
         connected = self.listeners.news.take_accepted()
         self._disconnect({one for one in connected if one.partition("~")[0] not in self._allowed})
+        self._note_connected(connected)
         refused = self.listeners.news.take_refused()
         if refused and self._put is not None:
             self._put(BrokerRefused(refused))
@@ -145,6 +146,12 @@ class FleetWatch(KnownDevices):
     def _disconnect(self, client_ids: Iterable[str]) -> None:
         for client_id in client_ids:
             disconnect(self.connection, client_id)
+
+    def _note_connected(self, client_ids: Iterable[str]) -> None:
+        """Note devices that connected, also those that send no presence message as an agent does."""
+        for client_id in client_ids:
+            if found := self._devices.get(client_id.partition("~")[0]):
+                self._seen.setdefault(found.id, (time.time(), found.agent, found.name))
 
     def _note_seen(self, registry: Registry) -> None:
         seen, self._seen = self._seen, {}

@@ -24,7 +24,6 @@ FleetOption = Annotated[str | None, typer.Option("--fleet", help="name of the fl
 Device = Annotated[str, typer.Argument(help="id of a device, or a name that only one device has")]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON, for scripts")]
 RUNS = Path("runs")
-SHOWN = 5  # devices of an invitation
 
 
 def invite(
@@ -69,6 +68,19 @@ def invite(
             print(msgspec.json.encode({"line": str(line), "fleet": name} | asdict(status)).decode())
         else:
             _print_invitation(made, line, qr=sys.stdout.isatty() if qr is None else qr)
+        _warn_unless_served(name, authority.folder.runs)
+
+
+def _warn_unless_served(fleet: str, runs: Path) -> None:
+    """Print a warning if no coordinator serves the fleet, because its join server is then off."""
+    from fleetune.coordinator.run.fleets import fleets_in
+    from fleetune.coordinator.store.folder_lock import is_claimed
+
+    if not any(map(is_claimed, fleets_in(runs).get(fleet, ()))):
+        print(
+            f"no coordinator serves fleet {fleet} now: devices can join once edge-coordinator serve runs",
+            file=sys.stderr,
+        )
 
 
 def _checked_host(host: str) -> str:
@@ -116,9 +128,9 @@ def invites(
     """List a fleet's invitations, or withdraw one. Codes are not shown, because they are not stored."""
     import msgspec
     from rich.console import Console
-    from rich.table import Table
 
     from fleetune.coordinator.fleet import invitations
+    from fleetune.coordinator.reports.tables import invitation_table
 
     with _opened(fleet, runs) as (registry, _):
         if withdraw is not None:
@@ -129,19 +141,15 @@ def invites(
         if as_json:
             print(msgspec.json.encode(shown).decode())
             return
-        table = Table("id", "state", "ends", "joined", "tags", "devices")
-        for one in shown:
-            ends = time.strftime("%Y-%m-%d %H:%M", time.localtime(one.expires_at))
-            names = ", ".join(one.joined[:SHOWN]) + (", ..." if len(one.joined) > SHOWN else "")
-            number = f"{len(one.joined)} of {one.devices}"
-            table.add_row(one.id, one.state, ends, number, ", ".join(one.tags), names)
-        Console().print(table)
+        Console().print(invitation_table(shown))
 
 
 def approve(device: Device, fleet: FleetOption = None, runs: RunsFolder = RUNS) -> None:
     """Let a device in that waits for approval, or that was revoked."""
 
     def approved(registry: "Registry", found: "RegisteredDevice") -> str:
+        if found.state == "accepted":
+            return f"nothing to do: {found} is accepted already"
         registry.accept(found.id)
         return f"approved: {found}"
 

@@ -148,7 +148,7 @@ def _serve(
 
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signal_number, stop)
-    print_start(run, fleet, str(broker), console)  # a reader of this line may send a signal from now on
+    print_start(run, fleet, console)  # a reader of this line may send a signal from now on
     detector.on_rival(stop)
     reason = server.serve()
     for signal_number in (signal.SIGTERM, signal.SIGINT):

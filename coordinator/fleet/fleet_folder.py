@@ -33,6 +33,11 @@ class FleetFolder:
         return self.path.name
 
     @property
+    def runs(self) -> Path:
+        """The folder of runs that this one lies in."""
+        return self.path.parent.parent
+
+    @property
     def authority_key(self) -> Path:
         return self.path / "authority.key"
 

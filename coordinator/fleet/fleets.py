@@ -7,8 +7,9 @@ from fleetune.protocols.errors import SettingError
 from fleetune.protocols.one_line import suggestion
 
 _OPEN_IT = (
-    "open one with edge-coordinator serve --bind 0.0.0.0. On this machine, an agent needs no invitation:"
-    " edge-agent run --fleet NAME --device NAME --data npz:FILE"
+    "open one with edge-coordinator serve --bind 0.0.0.0; if it has just been started, try again in a moment."
+    " With a broker of your own, its users and passwords decide who joins. On this machine, an agent needs"
+    " no invitation: edge-agent run --broker localhost --fleet NAME --device NAME --data npz:FILE"
 )
 
 

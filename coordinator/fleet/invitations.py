@@ -29,7 +29,8 @@ class InvitationStatus(Struct, frozen=True):
         made_at, expires_at: seconds since 1970.
         tags: tags of the devices that join with it.
         approve: True if an operator must approve each device.
-        joined: ids of the devices that joined with it.
+        used: number of devices that joined with it.
+        joined: ids of those that are not forgotten.
     """
 
     id: str
@@ -39,6 +40,7 @@ class InvitationStatus(Struct, frozen=True):
     expires_at: float
     tags: tuple[str, ...]
     approve: bool
+    used: int
     joined: list[str]
 
 
@@ -99,8 +101,9 @@ def status_of(registry: Registry, one: StoredInvitation, now: float) -> Invitati
     if not one.is_open(now):
         state = "withdrawn" if one.withdrawn else "used" if one.uses_left < 1 else "expired"
     joined = registry.devices_of(one.id)
+    used = one.devices - one.uses_left
     return InvitationStatus(
-        one.id, state, one.devices, one.made_at, one.expires_at, one.tags, one.approve, joined
+        one.id, state, one.devices, one.made_at, one.expires_at, one.tags, one.approve, used, joined
     )
 
 

@@ -245,7 +245,7 @@ class Registry:
 
     def rename(self, device: str, name: str) -> None:
         """Set a device's name for people. Raises SettingError."""
-        name = check_display_name(name)
+        name = check_display_name(name, "the name")
         with self.step():
             if name != device and self.device(name) is not None:
                 raise SettingError(f"another device has the id {name!r}; choose another name")

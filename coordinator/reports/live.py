@@ -78,8 +78,8 @@ class LiveView:
         if shot.diagnostics:
             head.append(_line((f"diagnostics  {shot.diagnostics}", "")))
         if shot.refused:
-            kinds = (f"{count} {kind.removeprefix('Packet').lower()}" for kind, count in shot.refused.items())
-            head.append(_line(("refused   " + ", ".join(kinds), "")))
+            kinds = ", ".join(f"{count} {kind}" for kind, count in _refused(shot).items())
+            head.append(_line((f"refused   {kinds}", "")))
         if shot.problem:
             head.append(_line((shot.problem, "bold red")))
         around = 4  # a blank line, the table's header, the line on the rest, the cursor's
@@ -146,6 +146,8 @@ def _round(shot: RunStatus, devices: Sequence[DeviceStatus]) -> Text:
         number += f", attempt {shot.attempt}"
     left = "" if shot.round_left_s is None else f", {readable.duration(max(0.0, shot.round_left_s))} left"
     left += "" if shot.round_span_s is None else f" of {readable.duration(shot.round_span_s)}"
+    if not shot.running and shot.stage != "finished":
+        return _line((number, "bold"), ("  stopped: no coordinator serves the run", "yellow"))
     replies = f"{shot.replied} of {shot.asked} replied" + (
         f" (closes with {shot.target})" if shot.target < shot.asked else ""
     )
@@ -165,6 +167,14 @@ def _round(shot: RunStatus, devices: Sequence[DeviceStatus]) -> Text:
         case "finished":
             last = f"  after round {shot.scores[-1].number}" if shot.scores else ""
             return _line(("finished", "bold green"), (last, ""))
+
+
+def _refused(shot: RunStatus) -> Counter[str]:
+    """Return the numbers of refused messages, by word; `PacketForeign` and `foreign` are one."""
+    found: Counter[str] = Counter()
+    for kind, count in shot.refused.items():
+        found[kind.removeprefix("Packet").lower()] += count
+    return found
 
 
 def _of(number: int, rounds: int) -> str:

@@ -1,5 +1,6 @@
 """Tables for the terminal: a run and its rivals, its devices, a fleet; also rows that only the page shows."""
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from textwrap import wrap
 
@@ -8,6 +9,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
+from fleetune.coordinator.fleet.invitations import InvitationStatus
 from fleetune.coordinator.metrics import readable, registry
 from fleetune.coordinator.metrics.diagnostics import between, unit_of_diagnostic
 from fleetune.coordinator.metrics.metric import Unit, unit_of
@@ -34,9 +36,13 @@ from fleetune.coordinator.queries.run_status import DeviceStatus
 from fleetune.coordinator.reports.columns import Column, narrow, other_metrics
 from fleetune.protocols import errors
 from fleetune.protocols.method.method import DeviceId
+from fleetune.protocols.wire.identity import Identity
 
 _SHORT = 16  # longest name that stays on one line, in characters
 _NARROW = 9
+_SHOWN = 5  # devices of an invitation
+_ROOM_FOR_KNOWN_BY = 100
+_LONG_ID = 24  # longest id that stays on one line where tags can wrap, in characters
 _RUN = (
     *map(narrow, (PERSONAL_MEAN, PERSONAL_WEIGHTED, PERSONAL_WORST)),
     Column("one more\nround", (BEFORE_MEAN, AFTER_MEAN), readable.change),
@@ -161,51 +167,82 @@ def _over_parts(history: DiagnosticHistory, at: int) -> str:
     return between(min(values), max(values), history.unit)
 
 
-def registry_table(devices: Iterable[DeviceStatus], now: float) -> Table:
+def invitation_table(invitations: Iterable[InvitationStatus]) -> Table:
+    """Return a table with one row for each invitation of a fleet."""
+    short = "id", "state", "ends", "joined"
+    table = _plain_table((*short, "tags", "devices"), *short)
+    for one in invitations:
+        ends = time.strftime("%Y-%m-%d %H:%M", time.localtime(one.expires_at))
+        names = ", ".join(one.joined[:_SHOWN]) + (", ..." if len(one.joined) > _SHOWN else "")
+        cells = one.id, one.state, ends, f"{one.used} of {one.devices}", ", ".join(one.tags), names
+        table.add_row(*(Text(readable.printable(cell)) for cell in cells))
+    return table
+
+
+def registry_table(devices: Iterable[DeviceStatus], now: float, width: int) -> Table:
     """Return a table with one row for each device: who it is, and since when it is away.
 
     Args:
         devices: the devices of a fleet.
         now: seconds since 1970.
+        width: columns of the terminal; a narrow one does not show how devices are known.
     """
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    short = ("state", "last seen", "valid until", "known by")
-    for head in ("device", *short, "agent", "tags"):
-        table.add_column(head, overflow="fold", no_wrap=head in short)
+    wide = width >= _ROOM_FOR_KNOWN_BY
+    short = ("state", "last seen", "valid until", *["known by"] * wide, "agent")
+    table = _plain_table(("device", *short, "tags"), *short)
+    longest = 0
     for one in devices:
+        who = _in_short_lines(one.identity)
+        longest = max(longest, *map(len, who.splitlines()))
+
         seen = "now" if one.connected else readable.ago(one.last_seen, now)
         cells = [
-            str(one.identity),
             one.state or readable.UNKNOWN,
             seen,
             readable.day(one.certificate_ends_at),
-            one.known_by,
+            *[one.known_by] * wide,
             one.agent.removeprefix("fleetune ") or readable.UNKNOWN,
             ", ".join(one.tags),
         ]
-        table.add_row(*(Text(readable.printable(cell)) for cell in cells))
+        table.add_row(Text(who), *(Text(readable.printable(cell)) for cell in cells))
+    table.columns[0].no_wrap = longest <= _LONG_ID
     return table
+
+
+def _in_short_lines(identity: Identity) -> str:
+    """Return a device's name and id in one line, or in two if they are long."""
+    shown = readable.printable(str(identity))
+    if len(shown) <= _LONG_ID or identity.name == identity.id:
+        return shown
+    return f"{readable.printable(identity.name)}\n({identity.id})"
 
 
 def fleet_table(devices: Iterable[DeviceStatus]) -> Table:
     """Return a table with one row for each device: what the device reported, and its part in the run."""
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
     right = ("p", "samples", "a round\ntakes")
-    for head in ("device", "board", "agent", *right, "conditions", "why this p", "stands"):
-        table.add_column(head, justify="right" if head in right else "left", overflow="fold")
+    table = _plain_table(("device", "board", *right, "part in the run, why this p, conditions"), *right)
+    for head in right:
+        table.columns[2 + right.index(head)].justify = "right"
     for one in devices:
         cells = [
             str(one.identity),
             readable.short_board(one.board) or readable.UNKNOWN,
-            one.agent.removeprefix("fleetune ") or readable.UNKNOWN,
             readable.ratio(one.ratio),
             readable.UNKNOWN if one.num_samples is None else str(one.num_samples),
             readable.duration(one.predicted_round_s),
-            readable.UNKNOWN if one.conditions is None else readable.conditions(one.conditions),
-            one.ratio_reason or readable.UNKNOWN,
-            _part_in_run(one),
         ]
-        table.add_row(*(Text(readable.printable(cell)) for cell in cells))
+        conditions = readable.UNKNOWN if one.conditions is None else readable.conditions(one.conditions)
+        more = (_part_in_run(one), one.ratio_reason, conditions)
+        about = "\n".join(readable.printable(line) for line in more if line not in ("", readable.UNKNOWN))
+        table.add_row(*(Text(readable.printable(cell)) for cell in cells), Text(about))
+    return table
+
+
+def _plain_table(heads: Sequence[str], *one_line: str) -> Table:
+    """Return an empty table that fits a terminal; columns in `one_line` are never wrapped."""
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for head in heads:
+        table.add_column(head, overflow="fold", no_wrap=head in one_line)
     return table
 
 

@@ -124,10 +124,10 @@ def say(line: str, console: Console) -> None:
     console.print(f"{at} {line}", highlight=False, markup=False, soft_wrap=True)
 
 
-def print_start(run: Run, fleet: str, broker: str, console: Console) -> None:
-    """Print the run and its broker, and warn of settings that have an effect only in simulations."""
+def print_start(run: Run, fleet: str, console: Console) -> None:
+    """Print the run and its fleet, and warn of settings that have an effect only in simulations."""
     again = "goes on" if run.resumed else "begins"
-    say(f"run {run.enrolment.run} {again}; fleet {fleet} at {broker}; folder {run.folder}", console)
+    say(f"run {run.enrolment.run} {again}; fleet {fleet}; folder {run.folder}", console)
     if ignored := simulated_keys(run.settings):
         say(f"ignored, because only simulations use them: {', '.join(ignored)}", console)
 
@@ -189,7 +189,7 @@ def report_run(run: Run, console: Console | None = None, *, live: bool = False) 
 def print_fleet(found: FleetDevices, *, with_run: bool) -> None:
     """Print the devices of a fleet; `with_run`: also what its run knows about them."""
     console = Console()
-    console.print(registry_table(found.devices, time.time()))
+    console.print(registry_table(found.devices, time.time(), console.width))
     if found.run is not None and with_run:
         print_devices(one for one in found.devices if one.board or one.doing != "away")
     elif found.run is not None:

@@ -101,7 +101,8 @@ class DeviceMessages:
             self.run.controller.count_refused("broker", times, device=refused.device if member else None)
             more = f" ({times} times)" if times > 1 else ""
             self.rejected.say(logging.WARNING, refused.device, f"{refused}{more}")
-            note_trouble(self.run.store, "broker", str(refused))
+            at = time.strftime("%Y-%m-%d %H:%M")  # no seconds, so that a flood seldom writes the store
+            note_trouble(self.run.store, "broker", f"{refused} (last at {at})")
 
     def _note_outage(self, reason: str | None) -> None:
         """Record why the broker cannot be reached, or None when it can be reached again."""

@@ -17,10 +17,10 @@ MAX_NAME = 64
 DisplayName = Annotated[str, Meta(min_length=1, max_length=MAX_NAME)]
 
 
-def check_display_name(name: str) -> str:
+def check_display_name(name: str, what: str = "--name") -> str:
     """Return a device's name for people if it is valid. Raises SettingError."""
     if not (0 < len(name) <= MAX_NAME and name.isprintable() and name.strip()):
-        raise SettingError(f"--name {name!r} is invalid: use 1 to {MAX_NAME} printable characters")
+        raise SettingError(f"{what} {name!r} is invalid: use 1 to {MAX_NAME} printable characters")
     return name
 
 

@@ -92,5 +92,5 @@ def test_serve_names_what_it_does_not_heed():
         resumed=False,
         folder=Path("runs/r"),
     )
-    print_start(run, "r", "b", console)
+    print_start(run, "r", console)
     assert "ignored, because only simulations use them: fleet.uplink_mbps\n" in console.file.getvalue()

@@ -365,12 +365,14 @@ def test_two_devices_that_are_revoked_at_once_both_lose_their_connection(tmp_pat
 def test_names_of_the_operator_win_and_the_registry_knows_who_was_seen(tmp_path):
     fleet = RegisteredFleet(tmp_path)
     fleet.with_certificate("a")
-    fleet.with_secret("b")
+    panel = fleet.with_secret("b")
     with fleet.start() as broker:
         watch = FleetWatch(listeners=fleet.listeners, broker=Watched(broker))
         try:
             events = queue.SimpleQueue()
             watch.report_to(events.put)
+            with Client(panel[0]):  # it sends no presence message, as a program that is no agent
+                wait_until(lambda: "b" in watch._seen, "a connection was not noticed")
             assert (watch.identity("a", "Kitchen").name, watch.identity("a", "").known_by) == (
                 "Kitchen",
                 "certificate",
@@ -387,3 +389,4 @@ def test_names_of_the_operator_win_and_the_registry_knows_who_was_seen(tmp_path)
     with Registry.open(fleet.files.registry) as registry:
         assert registry.device("a").agent == "agent 1"
         assert registry.device("a").last_seen is not None
+        assert registry.device("b").last_seen is not None

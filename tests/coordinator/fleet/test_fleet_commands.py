@@ -106,7 +106,25 @@ def test_a_device_is_approved_renamed_and_revoked_by_id_or_name(fleet):
     fleet.run("approve", "hall")
     assert fleet.folder.revoked.read_bytes() == before  # it never had a certificate
     assert "no device 'hal' in fleet lab; did you mean 'hall'?" in fleet.run("revoke", "hal", fails=True)
-    assert "invalid" in fleet.run("rename", "hall", "a\nb", fails=True)
+    assert "the name '' is invalid: use" in fleet.run("rename", "hall", "", fails=True)
+    assert fleet.run("approve", "hall") == "nothing to do: Big hall (hall) is accepted already\n"
+
+
+def test_an_invitation_that_no_coordinator_accepts_has_a_warning(fleet):
+    done = CliRunner().invoke(app, ["invite", "--runs", str(fleet.runs)])
+    assert (
+        done.stderr
+        == "no coordinator serves fleet lab now: devices can join once edge-coordinator serve runs\n"
+    )
+
+
+def test_an_invitation_that_was_used_stays_so_when_its_device_is_forgotten(fleet):
+    fleet.joined("a")
+    with Registry.open(fleet.folder.registry) as registry:
+        registry.forget("a")
+    (listed,) = json.loads(fleet.run("invites", "--json"))
+    assert (listed["state"], listed["used"], listed["joined"]) == ("used", 1, [])
+    assert "1 of 1" in fleet.run("invites")
 
 
 def test_braces_in_a_name_are_a_name(fleet):

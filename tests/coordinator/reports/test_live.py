@@ -139,6 +139,16 @@ def shown(shot, width=80, height=24):
     return console.file.getvalue().splitlines()
 
 
+def test_a_run_without_a_coordinator_is_shown_as_stopped():
+    lines = shown(snapshot(running=False))
+    assert lines[1].rstrip() == "round 41 of 50  stopped: no coordinator serves the run"
+
+
+def test_refused_messages_of_one_word_are_counted_together():
+    lines = shown(snapshot(refused={"broker": 16, "late": 2, "PacketForeign": 2, "foreign": 1}))
+    assert "refused   16 broker, 2 late, 3 foreign" in [line.rstrip() for line in lines]
+
+
 def test_a_round_is_one_plain_line():
     line = plain_line(record_of(), SETTINGS)
     assert line == "round 12/30  6/6 replied  accuracy 0.871 -> 0.913  up 41 kB  down 39 kB  2.1 s"
