@@ -154,6 +154,10 @@ class EmbeddedBroker:
             self._fleet.refresh(self._place or self.log.parent)
             self._process.send_signal(signal.SIGHUP)
 
+    def end(self) -> None:
+        """Let the broker end, and with it all connections."""
+        self._process.terminate()
+
     @property
     def running(self) -> bool:
         return self._process.poll() is None

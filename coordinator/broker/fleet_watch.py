@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from paho.mqtt.client import Client
 from paho.mqtt.enums import CallbackAPIVersion
@@ -15,8 +15,10 @@ from fleetune.coordinator.broker.fleet_listeners import FleetListeners
 from fleetune.coordinator.broker.known_devices import BrokerRefused, DevicesChanged, KnownDevices
 from fleetune.coordinator.broker.restarted_child import RestartedChild
 from fleetune.coordinator.fleet.authority import Authority
+from fleetune.coordinator.fleet.fleet_folder import FleetFolder
 from fleetune.coordinator.fleet.registry import RegisteredDevice, Registry
 from fleetune.coordinator.fleet.renewal import is_renewal_due, renew
+from fleetune.coordinator.fleet.rotation import listed
 from fleetune.coordinator.run.child_process import in_child_process
 from fleetune.protocols.errors import FleetuneError, PacketError
 from fleetune.protocols.files import mark_of
@@ -34,13 +36,46 @@ KICK_S = 2.0
 NOTE_SEEN_EVERY_S = 10.0
 
 
+@dataclass(frozen=True)
+class _Fleet:
+    """Registry and authority of a fleet at one moment.
+
+    Attributes:
+        devices: all registered devices, by id.
+        shut_out: why devices may not connect, by id.
+        authorities: fingerprints of the trusted authorities; the first one signs.
+        bundle: `Authority.bundle_id`.
+    """
+
+    devices: Mapping[str, RegisteredDevice] = field(default_factory=dict)
+    shut_out: Mapping[str, str] = field(default_factory=dict)
+    authorities: tuple[str, ...] = ()
+    bundle: str = ""
+
+    @classmethod
+    def read(cls, files: FleetFolder, registry: Registry, before: Iterable[str]) -> Self:
+        """Read both; devices of `before` that are not registered any more count as forgotten."""
+        with registry.step():  # a rotation changes both in one step
+            devices = {one.id: one for one in registry.devices()}
+            authority = Authority(files)
+            authorities, bundle = tuple(authority.fingerprints), authority.bundle_id
+        now = time.time()
+        shut_out = {one.id: why for one in devices.values() if (why := one.shut_out(now))}
+        shut_out |= {device: "forgotten" for device in before if device not in devices}
+        return cls(devices, shut_out, authorities, bundle)
+
+    @property
+    def allowed(self) -> set[str]:
+        return self.devices.keys() - self.shut_out.keys()
+
+
 @dataclass
 class FleetWatch(KnownDevices):
     """Applies changes of the registry to the broker, and reports them to the coordinator.
 
     A revoked device is disconnected by a client that takes over its client id. The broker has read the new
     revocation list before, so the device cannot come back. A connection that was being opened meanwhile is
-    found in the broker's log.
+    found in the broker's log. If an authority is no longer trusted, the broker starts anew.
 
     Attributes:
         listeners: the listeners of the fleet's devices.
@@ -51,8 +86,7 @@ class FleetWatch(KnownDevices):
     broker: RestartedChild[Any] = field(kw_only=True)
 
     def __post_init__(self) -> None:
-        self._devices: dict[str, RegisteredDevice] = {}
-        self._trusted = "", ""  # fingerprint of the authority that signs, and id of the bundle
+        self._fleet = _Fleet()
         self._seen: dict[str, tuple[float, str, str]] = {}
         self._known: object = None
         self._version = 0
@@ -65,7 +99,7 @@ class FleetWatch(KnownDevices):
 
     def identity(self, device: str, name: str) -> Identity:
         """Return the identity of a device; an operator's name for it wins over its own."""
-        found = self._devices.get(device)
+        found = self._fleet.devices.get(device)
         if found is None:
             return Identity(device, name or device)
         return Identity(device, found.name if found.renamed or not name else name, found.kind)
@@ -74,8 +108,9 @@ class FleetWatch(KnownDevices):
         self._seen[device] = time.time(), agent, name
 
     def is_renewal_due(self, device: str) -> bool:
-        found = self._devices.get(device)
-        return found is not None and is_renewal_due(found, *self._trusted, time.time())
+        found = self._fleet.devices.get(device)
+        authorities, bundle = self._fleet.authorities, self._fleet.bundle
+        return found is not None and is_renewal_due(found, authorities[0], bundle, time.time())
 
     def renew(self, requests: Mapping[str, str]) -> dict[str, Renewed | PacketError]:
         """Return the answers to signing requests, by a child process that imports `cryptography`."""
@@ -83,6 +118,7 @@ class FleetWatch(KnownDevices):
 
     def report_to(self, put: Callable[[Any], None]) -> None:
         self._put = put
+        put(DevicesChanged(self._fleet.shut_out))  # some may have been revoked while no coordinator ran
 
     def catch_up(self) -> None:
         give_up_at = time.monotonic() + CATCH_UP_S
@@ -118,30 +154,43 @@ class FleetWatch(KnownDevices):
         if now != self._known:
             self._apply(registry, first=self._known is None)
             self._known, self._version = now, version
-        connected = self.listeners.news.take_accepted()
-        self._disconnect({one for one in connected if one.partition("~")[0] not in self._allowed})
+        connected, allowed = self.listeners.news.take_accepted(), self._fleet.allowed
+        self._disconnect({one for one in connected if one.partition("~")[0] not in allowed})
         self._note_connected(connected)
         refused = self.listeners.news.take_refused()
         if refused and self._put is not None:
             self._put(BrokerRefused(refused))
 
     def _apply(self, registry: Registry, *, first: bool) -> None:
-        if not first:
+        before, now = self._fleet, _Fleet.read(self.listeners.files, registry, self._fleet.devices)
+        drops = not set(before.authorities) <= set(now.authorities)
+        if drops:  # mosquitto checks new connections only, and whoever had the old key may use any name
+            self.broker.child.end()
+        elif not first:
             self.broker.child.reload()
-        before, allowed = self._devices, self._allowed
-        self._devices = {one.id: one for one in registry.devices()}
-        authority = Authority(self.listeners.files)
-        self._trusted = authority.fingerprint, authority.bundle_id
-        gone = allowed - self._allowed
-        self._disconnect({client_id for one in gone for client_id in (one, f"{one}~{PROBE}")})
-        for device in gone:
-            log.warning("%s may no longer connect; the broker has disconnected it", before[device])
-        if before != self._devices and self._put is not None:
-            self._put(DevicesChanged(frozenset(gone)))
+        self._fleet = now
+        gone = [before.devices[device] for device in sorted(before.allowed - now.allowed)]
+        if not first and before.authorities != now.authorities:
+            self._say_rotation(gone, drops=drops)
+        if not drops:
+            self._shut_out(gone)
+        if before.devices != now.devices and self._put is not None:
+            self._put(DevicesChanged(now.shut_out))
 
-    @property
-    def _allowed(self) -> set[str]:
-        return {one.id for one in self._devices.values() if one.state == "accepted"}
+    def _shut_out(self, gone: Iterable[RegisteredDevice]) -> None:
+        self._disconnect({client_id for one in gone for client_id in (one.id, f"{one.id}~{PROBE}")})
+        for one in gone:
+            log.warning("%s may no longer connect; the broker has disconnected it", one)
+
+    def _say_rotation(self, gone: list[RegisteredDevice], *, drops: bool) -> None:
+        fleet = self.listeners.files.fleet
+        if not drops:
+            log.warning("fleet %s has a new authority; devices get it while they are connected", fleet)
+        elif not gone:
+            log.warning("fleet %s: the old authority is dropped, because all devices have the new one", fleet)
+        else:
+            line = "fleet %s trusts only its new authority: the broker restarts, and %s must join again"
+            log.warning(line, fleet, listed(gone))
 
     def _disconnect(self, client_ids: Iterable[str]) -> None:
         for client_id in client_ids:
@@ -150,7 +199,7 @@ class FleetWatch(KnownDevices):
     def _note_connected(self, client_ids: Iterable[str]) -> None:
         """Note devices that connected, also those that send no presence message as an agent does."""
         for client_id in client_ids:
-            if found := self._devices.get(client_id.partition("~")[0]):
+            if found := self._fleet.devices.get(client_id.partition("~")[0]):
                 self._seen.setdefault(found.id, (time.time(), found.agent, found.name))
 
     def _note_seen(self, registry: Registry) -> None:

@@ -12,9 +12,12 @@ from fleetune.protocols.wire.messages import Renewed
 
 @dataclass(frozen=True)
 class DevicesChanged:
-    """Event: devices joined the fleet, were renamed, or left it; `gone` may no longer connect."""
+    """Event: devices joined the fleet, were renamed, or left it.
 
-    gone: frozenset[str]
+    `shut_out`: why devices may not connect, e.g. "revoked", by id. It has all such devices of the registry.
+    """
+
+    shut_out: Mapping[str, str]
 
 
 @dataclass(frozen=True)

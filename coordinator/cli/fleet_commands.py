@@ -187,7 +187,7 @@ def rename(
 def rotate_authority(
     fleet: FleetArgument = None,
     now: Annotated[
-        bool, typer.Option("--now", help="stop trusting the old one at once; its devices join again")
+        bool, typer.Option("--now", help="trust only the new one from now on; all devices join again")
     ] = False,
     runs: RunsFolder = RUNS,
 ) -> None:

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Self
 from fleetune.coordinator.fleet.fleet_folder import FleetFolder
 from fleetune.coordinator.fleet.registry import Registry
 from fleetune.protocols.errors import PacketCorrupt, StoreError
-from fleetune.protocols.files import keep_private, locked, make_folder, remove, write_atomically
+from fleetune.protocols.files import keep_private, locked, make_folder, write_atomically
 from fleetune.protocols.wire.join_exchange import fingerprint_of
 from fleetune.protocols.wire.topics import PROBE
 
@@ -194,7 +194,7 @@ class Authority:
 
         Args:
             now: seconds since 1970.
-            at_once: True to stop trusting the old authority, e.g. because its key was stolen. Every device
+            at_once: True to trust no other authority any more, e.g. because a key was stolen. Every device
                 must then join again.
 
         Raises:
@@ -210,8 +210,7 @@ class Authority:
             )
             if at_once:
                 self._write_keys([key])
-                for file in (self.folder.server, self.folder.server_key):
-                    remove(file)
+                write_atomically(self.folder.server_key, _key_pem(_new_key()))
 
     def rotate_before_end(self, now: float) -> bool:
         """Replace the authority if it ends within two years, and return True if it was replaced.

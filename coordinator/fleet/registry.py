@@ -89,6 +89,12 @@ class RegisteredDevice(Struct, frozen=True):
         """Return the name, followed by the id if they differ."""
         return self.id if self.name == self.id else f"{self.name} ({self.id})"
 
+    def shut_out(self, now: float) -> str:
+        """Return why the device may not connect at `now` (seconds since 1970); "" if it may."""
+        if self.state != "accepted":
+            return "revoked" if self.state == "revoked" else "waits for approval"
+        return "must join again" if self.ends_at is not None and self.ends_at <= now else ""
+
 
 class StoredInvitation(Struct, frozen=True):
     """An invitation of the registry.
@@ -242,6 +248,10 @@ class Registry:
             closed = [one.id for one in self._invitations(f"WHERE {where} ORDER BY id", device)]
             self._change(f"UPDATE invitation SET withdrawn = 1 WHERE {where}", device)  # noqa: S608
         return closed
+
+    def end_all(self, now: float) -> None:
+        """End the certificates and secrets of all devices at `now` (seconds since 1970)."""
+        self._change("UPDATE device SET ends_at = ? WHERE ends_at > ?", now, now)
 
     def rename(self, device: str, name: str) -> None:
         """Set a device's name for people. Raises SettingError."""

@@ -20,7 +20,7 @@ def is_renewal_due(device: RegisteredDevice, authority: str, bundle: str, now: f
         bundle: `Authority.bundle_id`.
         now: seconds since 1970.
     """
-    if device.kind != "certificate" or device.state != "accepted" or device.ends_at is None:
+    if device.kind != "certificate" or device.shut_out(now) or device.ends_at is None:
         return False
     has_newest = device.authority == authority and device.bundle == bundle
     return not has_newest or device.ends_at - now < DEVICE_DAYS * DAY_S * (1 - RENEWED_AFTER)
@@ -55,7 +55,7 @@ def _renewed(registry: Registry, authority: Authority, device: str, request: str
     key, bundle = device_key(request), authority.bundle
     with registry.step():
         known, owner = registry.device(device), registry.device_with_key(key.sha256)
-        if known is None or known.kind != "certificate" or known.state != "accepted":
+        if known is None or known.kind != "certificate" or known.shut_out(now):
             raise PacketForeign("a Renew of a device that has no certificate of this fleet")
         if owner is not None and owner.id != device:
             raise PacketCorrupt("a Renew with the key of another device; make a new key")

@@ -8,6 +8,8 @@
    authority's certificate until it ends.
 """
 
+from collections.abc import Sequence
+
 from fleetune.coordinator.fleet.access_files import write_access_files
 from fleetune.coordinator.fleet.authority import DAY_S, Authority
 from fleetune.coordinator.fleet.fleet_address import FleetAddress, names_of_this_machine
@@ -15,6 +17,7 @@ from fleetune.coordinator.fleet.registry import RegisteredDevice, Registry
 from fleetune.protocols.errors import SettingError
 
 KEPT_DAYS = 30
+_KEPT = f"The old one is trusted until all have the new one, but for at least {KEPT_DAYS} days"
 _NAMED = 5
 
 
@@ -25,47 +28,50 @@ def rotate(authority: Authority, registry: Registry, now: float, *, at_once: boo
         authority: the fleet's authority.
         registry: the fleet's registry.
         now: seconds since 1970.
-        at_once: True to stop trusting the old authority now. If a replacement is under way, it ends.
+        at_once: True to trust no authority but a new one from now on, so that every device must join again.
 
     Raises:
         SettingError: a replacement is under way, and `at_once` is False.
         StoreError: a file is damaged, or cannot be read or written.
     """
-    waiting = devices_of_old(authority, registry)
-    if len(authority.fingerprints) == 1:
-        authority.rotate(now, at_once=at_once)
-        waiting = [one for one in registry.devices() if one.state == "accepted"]
-    elif at_once:
-        authority.drop_old()
-    else:
+    if not at_once and len(authority.fingerprints) > 1:
+        waiting = listed(devices_of_old(authority, registry, now))
         raise SettingError(
-            f"the authority is being replaced; {_listed(waiting)} still need the old one. It is trusted for"
-            f" {KEPT_DAYS} days or more; --now ends this, and devices that need it must join again"
+            f"the authority is being replaced; still need the old one: {waiting}. {_KEPT}; revoke a device"
+            " that will not come back"
         )
+    with registry.step():  # no device joins or renews meanwhile
+        if at_once:
+            registry.end_all(now)
+        authority.rotate(now, at_once=at_once)
     authority.renew_server([*FleetAddress.read(authority.folder).hosts, *names_of_this_machine()], now)
     write_access_files(authority, registry, now)
     if at_once:
-        return f"the old authority is no longer trusted; {_listed(waiting)} must join again"
-    return "devices get the new authority while they are connected; the old one is trusted until all have it"
+        accepted = [one for one in registry.devices() if one.state == "accepted"]
+        return f"no earlier authority is trusted any more; {listed(accepted)} must join again"
+    return f"devices get the new authority while they are connected. {_KEPT}"
 
 
-def _listed(devices: list[RegisteredDevice]) -> str:
+def listed(devices: Sequence[RegisteredDevice]) -> str:
+    """Return the number of devices, and the names of the first ones."""
     names = ", ".join(str(one) for one in devices[:_NAMED])
     more = ", ..." if len(devices) > _NAMED else ""
-    return f"{len(devices)} devices ({names}{more})" if devices else "0 devices"
+    number = "1 device" if len(devices) == 1 else f"{len(devices)} devices"
+    return f"{number} ({names}{more})" if devices else number
 
 
-def devices_of_old(authority: Authority, registry: Registry) -> list[RegisteredDevice]:
-    """Return the accepted devices that lack the present bundle, or a certificate of the authority that signs.
+def devices_of_old(authority: Authority, registry: Registry, now: float) -> list[RegisteredDevice]:
+    """Return the devices that lack the present bundle, or a certificate of the authority that signs.
 
-    Devices with secrets are not among them, because nothing can be sent to them.
+    Devices that may not connect at `now` (seconds since 1970) are not among them, and none with secrets,
+    because nothing can be sent to them.
     """
     bundle, signer = authority.bundle_id, authority.fingerprint
     return [
         one
         for one in registry.devices()
         if one.kind == "certificate"
-        and one.state == "accepted"
+        and not one.shut_out(now)
         and (one.bundle, one.authority) != (bundle, signer)
     ]
 
@@ -83,7 +89,7 @@ def finish_rotation(authority: Authority, registry: Registry, now: float) -> boo
     """
     if len(authority.fingerprints) == 1 or now - authority.made_at < KEPT_DAYS * DAY_S:
         return False
-    if devices_of_old(authority, registry):
+    if devices_of_old(authority, registry, now):
         return False
     authority.drop_old()
     return True

@@ -1,12 +1,15 @@
 """The devices of a fleet: what its registry says about each, and what its run knows."""
 
+import time
 from pathlib import Path
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from fleetune.coordinator.fleet.authority import Authority
 from fleetune.coordinator.fleet.fleet_folder import FleetFolder
 from fleetune.coordinator.fleet.registry import RegisteredDevice, Registry
+from fleetune.coordinator.fleet.rotation import devices_of_old
 from fleetune.coordinator.queries import queries
 from fleetune.coordinator.queries.run_status import DeviceStatus, at_rest
 from fleetune.coordinator.run.fleets import fleets_in
@@ -47,16 +50,28 @@ def fleet_devices(asked: str | None, runs: Path) -> FleetDevices:
     fleet, run, runs = _found(asked, runs)
     known = {} if run is None else {one.device: one for one in queries.devices(run)}
     running = run is not None and is_claimed(run)
-    path = FleetFolder.of(fleet, runs).registry
-    if path.exists():
-        with Registry.open(path) as registry:
+    files, now = FleetFolder.of(fleet, runs), time.time()
+    if files.registry.exists():
+        with Registry.open(files.registry) as registry:
+            old = _of_old_authority(files, registry, now)
             for one in registry.devices():
-                known[one.id] = _registered(known.get(one.id), one, running=running)
+                found = _registered(known.get(one.id), one, now, running=running)
+                known[one.id] = replace(found, old_authority=one.id in old)
     devices = tuple(known[device] for device in sorted(known))
     return FleetDevices(fleet, None if run is None else str(run), running, devices)
 
 
-def _registered(in_run: DeviceStatus | None, one: RegisteredDevice, *, running: bool) -> DeviceStatus:
+def _of_old_authority(files: FleetFolder, registry: Registry, now: float) -> set[str]:
+    """Return the devices that still need the authority that is being replaced."""
+    authority = Authority(files)
+    if not files.authority.exists() or len(authority.fingerprints) == 1:
+        return set()
+    return {one.id for one in devices_of_old(authority, registry, now)}
+
+
+def _registered(
+    in_run: DeviceStatus | None, one: RegisteredDevice, now: float, *, running: bool
+) -> DeviceStatus:
     """Return what run and registry know of a device; the registry's name wins."""
     found = in_run or DeviceStatus(one.id, "away")
     if in_run is None or one.state == "revoked":
@@ -67,7 +82,7 @@ def _registered(in_run: DeviceStatus | None, one: RegisteredDevice, *, running: 
         name=one.name,
         known_by=one.kind,
         agent=found.agent or one.agent,
-        state=one.state,
+        state="ended" if one.state == "accepted" and one.shut_out(now) else one.state,
         tags=one.tags,
         joined_at=one.joined_at,
         last_seen=max(seen, default=None),

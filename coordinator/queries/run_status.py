@@ -172,6 +172,8 @@ class DeviceStatus(Struct, frozen=True):
         metrics: metrics of its latest reply that the live view shows, and those of its step, by name.
         refused: number of its replies that were refused or truncated, by kind.
         state: its state in the registry of its fleet; "" if it is not registered there, or there is none.
+            "ended": it was accepted, but its certificate or secret has ended, so it must join again.
+        old_authority: True if it still needs the authority that is being replaced.
         tags: the operator's tags, from its invitation.
         joined_at, last_seen: when it joined the fleet, and when it was last known to be connected; seconds
             since 1970, None if unknown.
@@ -205,7 +207,8 @@ class DeviceStatus(Struct, frozen=True):
     known_by: KnownBy = "claim"
     metrics: Mapping[str, float | None] = field(default_factory=dict)
     refused: Mapping[str, int] = field(default_factory=dict)
-    state: Literal["", "pending", "accepted", "revoked"] = ""
+    state: Literal["", "pending", "accepted", "revoked", "ended"] = ""
+    old_authority: bool = False
     tags: tuple[str, ...] = ()
     joined_at: float | None = None
     last_seen: float | None = None

@@ -173,7 +173,7 @@ def _why(member: Member | None, number: int) -> str:
     if member is None:
         return "gone"
     if member.refusal is not None:
-        return f"refuses the run: {member.refusal}"
+        return f"takes no part: {member.refusal}"
     if member.declined_round == number:
         return f"declined: {member.declined_reason}"
     if not member.ready:

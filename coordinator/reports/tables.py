@@ -40,7 +40,7 @@ from fleetune.protocols.wire.identity import Identity
 
 _SHORT = 16  # longest name that stays on one line, in characters
 _NARROW = 9
-_SHOWN = 5  # devices of an invitation
+_SHOWN = 5  # devices of an invitation, or below a table
 _ROOM_FOR_KNOWN_BY = 100
 _LONG_ID = 24  # longest id that stays on one line where tags can wrap, in characters
 _RUN = (
@@ -191,13 +191,19 @@ def registry_table(devices: Iterable[DeviceStatus], now: float, width: int) -> T
     short = ("state", "last seen", "valid until", *["known by"] * wide, "agent")
     table = _plain_table(("device", *short, "tags"), *short)
     longest = 0
+    devices = list(devices)
+    old = [str(one.identity) for one in devices if one.old_authority]
+    if old:
+        names = ", ".join(old[:_SHOWN]) + (", ..." if len(old) > _SHOWN else "")
+        line = f"still need the authority that is being replaced: {len(old)} ({names})"
+        table.caption = Text(readable.printable(line))
     for one in devices:
         who = _in_short_lines(one.identity)
         longest = max(longest, *map(len, who.splitlines()))
 
         seen = "now" if one.connected else readable.ago(one.last_seen, now)
         cells = [
-            one.state or readable.UNKNOWN,
+            "rejoin" if one.state == "ended" else one.state or readable.UNKNOWN,
             seen,
             readable.day(one.certificate_ends_at),
             *[one.known_by] * wide,
@@ -248,7 +254,7 @@ def _plain_table(heads: Sequence[str], *one_line: str) -> Table:
 
 def _part_in_run(one: DeviceStatus) -> str:
     if one.refusal is not None:
-        return f"refuses the run: {one.refusal}"
+        return f"takes no part: {one.refusal}"
     declined = f"declined round {one.declined_round}: {one.declined_reason}"
     if one.part == "declined":
         return declined

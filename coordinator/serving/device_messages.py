@@ -77,8 +77,8 @@ class DeviceMessages:
     def _note_news(self, event: Any) -> None:
         """Handle an event of the broker's side or of another thread."""
         match event:
-            case DevicesChanged(gone):
-                self.joining.note_changed(gone)
+            case DevicesChanged(shut_out):
+                self.joining.note_changed(shut_out)
             case BrokerRefused(counts):
                 self._note_refused(counts)
             case RenewalsSigned():

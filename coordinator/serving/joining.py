@@ -1,7 +1,7 @@
 """Handles devices that join, reconnect or leave, and agents that share one device id."""
 
 import logging
-from collections.abc import Collection
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from msgspec import UNSET
@@ -130,13 +130,20 @@ class Joining:
         self._drop(session)
         self._enrol(session)
 
-    def note_changed(self, gone: Collection[str]) -> None:
-        """Drop the devices that may no longer connect, and use the present names of all others."""
+    def note_changed(self, shut_out: Mapping[str, str]) -> None:
+        """Use the present names of all devices, and let those leave the round that may not connect.
+
+        `shut_out` has the reasons by device. A device that may connect again takes part once it is ready.
+        """
         for session in list(self.sessions.values()):
             session.identity = self.devices.identity(session.device, session.identity.name)
-            if session.device in gone:
+            if session.device in shut_out and session.online:
                 session.online = False
                 self._drop(session)
+        members = self.run.controller.members
+        for device, reason in shut_out.items():
+            if device in members and members[device].refusal != reason:
+                self.exchange.report(Declined(device, *NEVER, reason))
 
     def note_throttled(self, device: str, throttled: bool) -> None:
         """Drop a device whose throttling begins, or enrol it again when throttling ends."""

@@ -45,9 +45,9 @@ class RegisteredFleet:
         self.authority = Authority.open(self.files, time.time())
         self.listeners = FleetListeners(self.files, "127.0.0.1", claim_ports("127.0.0.1", 0, NUM_PORTS))
 
-    def start(self):
-        """Start the fleet's broker."""
-        return EmbeddedBroker.start(self.folder / "run" / "broker", fleet=self.listeners)
+    def start(self, port=0):
+        """Start the fleet's broker; `port` is the coordinator's."""
+        return EmbeddedBroker.start(self.folder / "run" / "broker", port=port, fleet=self.listeners)
 
     def register(self, device, *, kind="certificate", secret="", key=""):
         device = RegisteredDevice(

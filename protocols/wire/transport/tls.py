@@ -159,7 +159,10 @@ def refused_certificate(alert: str, place: str, *, joined: bool) -> str | None:
         return f"{place}: this device's certificate has expired{again if joined else '; give a new --cert'}"
     if "CERTIFICATE_REVOKED" in alert:
         what = f"{place}: this device's certificate is revoked"
-        return f"{what}; the operator of the fleet may send a new invitation" if joined else what
+        undo = (
+            "the fleet's operator can undo that (edge-coordinator approve), or, after forget, invite it anew"
+        )
+        return f"{what}; {undo}" if joined else what
     if any(sign in alert for sign in ("CERTIFICATE", "UNKNOWN_CA", "DECRYPT_ERROR")):
         remedy = again if joined else "; give a --cert that an authority of the broker has signed"
         return f"{place} does not accept this device's certificate ({alert.lower()}){remedy}"

@@ -7,6 +7,7 @@ import socket
 import ssl
 import stat
 import time
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
 import pytest
@@ -18,7 +19,10 @@ from tests.protocols.wire.test_transport import is_connected, is_disconnected, w
 from fleetune.coordinator.broker.embedded_broker import MAX_MESSAGE_BYTES
 from fleetune.coordinator.broker.fleet_watch import FleetWatch
 from fleetune.coordinator.broker.known_devices import BrokerRefused, DevicesChanged
+from fleetune.coordinator.broker.restarted_child import RestartedChild
+from fleetune.coordinator.fleet.fleet_address import FleetAddress
 from fleetune.coordinator.fleet.registry import Registry
+from fleetune.coordinator.fleet.rotation import rotate
 from fleetune.protocols.wire import topics
 from fleetune.protocols.wire.pacing import MAX_CHUNK_BYTES
 from fleetune.protocols.wire.transport import Received, Will
@@ -331,6 +335,7 @@ def test_a_revoked_device_is_disconnected_and_cannot_come_back(tmp_path, make):
     with fleet.start() as broker:
         watch = FleetWatch(listeners=fleet.listeners, broker=Watched(broker))
         watch.report_to(events.put)
+        assert wait_for(events, lambda _: True) == DevicesChanged({})
         try:
             with (
                 Client(logins[0][0]) as kept,
@@ -341,7 +346,7 @@ def test_a_revoked_device_is_disconnected_and_cannot_come_back(tmp_path, make):
                 fleet.revoke("gone")
                 for one in (gone, probe):
                     assert is_disconnected(wait_for(one.events, lambda _: True))
-                assert wait_for(events, lambda _: True) == DevicesChanged(frozenset({"gone"}))
+                assert wait_for(events, lambda _: True) == DevicesChanged({"gone": "revoked"})
                 fleet.with_secret("new")  # another change, soon after
                 assert is_disconnected(wait_for(gone.events, lambda _: True))  # its attempt to come back
                 refused = wait_for(events, lambda event: isinstance(event, BrokerRefused))
@@ -382,6 +387,7 @@ def test_names_of_the_operator_win_and_the_registry_knows_who_was_seen(tmp_path)
             watch.note_seen("a", "Kitchen", "agent 1")
             with Registry.open(fleet.files.registry) as registry:
                 registry.rename("a", "Cellar")
+            wait_for(events, lambda event: isinstance(event, DevicesChanged))  # when it began
             wait_for(events, lambda event: isinstance(event, DevicesChanged))
             assert watch.identity("a", "Kitchen").name == "Cellar"
         finally:
@@ -390,3 +396,33 @@ def test_names_of_the_operator_win_and_the_registry_knows_who_was_seen(tmp_path)
         assert registry.device("a").agent == "agent 1"
         assert registry.device("a").last_seen is not None
         assert registry.device("b").last_seen is not None
+
+
+def test_a_dropped_authority_ends_every_connection_and_lets_nobody_in(tmp_path, caplog):
+    fleet, events = RegisteredFleet(tmp_path), queue.SimpleQueue()
+    FleetAddress(("127.0.0.1",), 1, 2, 3).write(fleet.files)
+    # the clients read the new authority's certificate, so only the broker can refuse them
+    logins = [fleet.with_certificate("pi")[0], fleet.with_secret("lamp")[0]]
+    with ExitStack() as running:
+        broker = running.enter_context(closing(RestartedChild("broker", fleet.start, 0)))
+        watch = running.enter_context(closing(FleetWatch(listeners=fleet.listeners, broker=broker)))
+        clients = [running.enter_context(Client(login)) for login in logins]
+        assert all(is_connected(one.first) for one in clients)
+        watch.report_to(events.put)
+        with Registry.open(fleet.files.registry) as registry:
+            rotate(fleet.authority, registry, time.time(), at_once=True)
+        for one in clients:
+            assert is_disconnected(wait_for(one.events, lambda _: True))
+        wait_for(events, lambda event: event == DevicesChanged({}))
+        shut_out = dict.fromkeys(("pi", "lamp"), "must join again")
+        assert wait_for(events, lambda event: isinstance(event, DevicesChanged)).shut_out == shut_out
+        wait_until(lambda: "accepts connections again" in caplog.text, "the broker runs again")
+        for login in logins:
+            with Client(login, "again") as client:
+                assert is_disconnected(client.first)
+        refused = wait_for(events, lambda event: isinstance(event, BrokerRefused)).counts
+        assert any("not of this fleet" in one.what for one in refused)
+        with Client(fleet.with_certificate("new")[0]) as new:
+            assert is_connected(new.first)
+    (line,) = [record.getMessage() for record in caplog.records if "authority" in record.getMessage()]
+    assert "the broker restarts, and 2 devices (lamp, pi) must join again" in line

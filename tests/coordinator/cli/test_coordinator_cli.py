@@ -108,7 +108,7 @@ def test_a_device_is_listed_with_its_conditions_and_what_became_of_it():
     assert "left" in rows["b"]
     assert "battery 50 %\n" in rows["c"]
     assert "away" in rows["c"]
-    assert "refuses the run: 512 MB of 600 MB" in rows["d"]
+    assert "takes no part: 512 MB of 600 MB" in rows["d"]
     assert "\x1b" not in rows["d"]
 
 

@@ -19,9 +19,12 @@ from fleetune.coordinator.fleet.fleet_address import FleetAddress
 from fleetune.coordinator.fleet.fleet_folder import FleetFolder
 from fleetune.coordinator.fleet.joining import JoinError, join
 from fleetune.coordinator.fleet.registry import Registry
+from fleetune.coordinator.fleet.renewal import renew
 from fleetune.coordinator.fleet.rotation import finish_rotation
 from fleetune.coordinator.run.open_or_resume import open_run
 from fleetune.coordinator.run.stored_run import note_fleet
+from fleetune.edge_agent.joining.signing_request import key_and_request
+from fleetune.protocols.errors import PacketError
 from fleetune.protocols.settings.run_toml import parse_run
 from fleetune.protocols.wire.join_exchange import JoinLine, JoinPending, JoinRequest
 
@@ -183,7 +186,9 @@ def test_an_authority_is_replaced_when_all_devices_have_the_new_one(fleet):
     old = authority.fingerprint
     assert "devices get the new authority" in fleet.run("rotate-authority")
     assert authority.fingerprints == [authority.fingerprint, old] != [old, old]
-    assert "2 devices (a, b) still need the old one" in fleet.run("rotate-authority", fails=True)
+    assert "still need the old one: 2 devices (a, b). The old one is trusted until" in fleet.run(
+        "rotate-authority", fails=True
+    )
     with Registry.open(fleet.folder.registry) as registry:
         late = time.time() + 31 * DAY_S
         for device in devices:
@@ -193,7 +198,7 @@ def test_an_authority_is_replaced_when_all_devices_have_the_new_one(fleet):
                 device,
                 ("own", "probe"),
                 (f"{device}1",),
-                ends_at=time.time() + 9,
+                ends_at=late + 9,
                 authority=authority.fingerprint,
             )
         assert not finish_rotation(authority, registry, late - 2 * DAY_S)  # an answer may have been lost
@@ -204,8 +209,14 @@ def test_an_authority_is_replaced_when_all_devices_have_the_new_one(fleet):
 def test_a_stolen_authority_is_replaced_at_once(fleet):
     fleet.joined("a")
     old = Authority(fleet.folder).fingerprint
-    assert "1 devices (a) must join again" in fleet.run("rotate-authority", "--now")
-    assert old not in Authority(fleet.folder).fingerprints
+    fleet.run("rotate-authority")
+    stolen = Authority(fleet.folder).fingerprint
+    assert "1 device (a) must join again" in fleet.run("rotate-authority", "--now")
+    assert not {old, stolen} & set(Authority(fleet.folder).fingerprints)
+    assert fleet.device("a").shut_out(time.time()) == "must join again"
+    request = {"a": key_and_request().request}
+    (answer,) = renew(fleet.folder, request, time.time()).values()  # on a connection that was still open
+    assert isinstance(answer, PacketError)
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")

@@ -11,8 +11,11 @@ from tests.helpers.played_run import PlayedRun
 from typer.testing import CliRunner
 
 from fleetune.coordinator.cli import app
+from fleetune.coordinator.fleet.authority import Authority
+from fleetune.coordinator.fleet.fleet_address import FleetAddress
 from fleetune.coordinator.fleet.fleet_folder import FleetFolder
 from fleetune.coordinator.fleet.registry import Registry
+from fleetune.coordinator.fleet.rotation import rotate
 from fleetune.coordinator.queries.fleet_devices import fleet_devices
 from fleetune.coordinator.queries.run_status import DeviceStatus
 from fleetune.coordinator.reports.tables import registry_table
@@ -119,7 +122,9 @@ def test_the_table_fits_80_columns():
             tags=("greenhouse", "north"),
             last_seen=NOW,
             certificate_ends_at=1.8e9,
+            old_authority=True,
         ),
+        DeviceStatus("pi-old", "away", state="ended"),
         DeviceStatus("pi-hall", "away", state="revoked", last_seen=NOW - 7200),
         DeviceStatus("pi-new", "away", state="pending"),
     ]
@@ -137,4 +142,22 @@ def test_the_table_fits_80_columns():
         "north",
     ):
         assert part in text, text
+    assert "rejoin" in text
+    assert "still need the authority that is being replaced: 1 (Kitchen" in text
     assert all(len(line) <= 80 for line in text.splitlines())
+
+
+def test_who_must_join_again_or_needs_the_old_authority_is_shown(tmp_path):
+    files = FleetFolder.of("f", tmp_path)
+    authority = Authority.open(files, NOW)
+    with Registry.open(files.registry) as registry:
+        for name in ("a", "b"):
+            registry.put(registered(name, ends_at=NOW + 9e6, bundle=authority.bundle_id))
+        FleetAddress(("127.0.0.1",), 1, 2, 3).write(files)
+        rotate(authority, registry, NOW, at_once=False)
+        new = authority.fingerprint, authority.bundle_id
+        registry.put(registered("a", ends_at=NOW + 9e6, authority=new[0], bundle=new[1]))
+        assert [one.old_authority for one in fleet_devices(None, tmp_path).devices] == [False, True]
+        rotate(authority, registry, NOW, at_once=True)
+    shown = fleet_devices(None, tmp_path).devices
+    assert [(one.state, one.old_authority) for one in shown] == [("ended", False), ("ended", False)]

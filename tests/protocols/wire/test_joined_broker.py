@@ -101,7 +101,7 @@ def test_a_revoked_device_is_told_so(tmp_path, authority):
     ) as port:
         broker = Broker("127.0.0.1", port, tls=True, ca=files[0], cert=files[1], joined=True)
         said = first_event(broker).reason
-    assert "certificate is revoked; the operator of the fleet may send a new invitation" in said
+    assert "certificate is revoked; the fleet's operator can undo that (edge-coordinator approve)" in said
 
 
 def test_a_broker_of_another_authority_is_not_trusted(tmp_path, authority):
