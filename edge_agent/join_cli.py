@@ -15,14 +15,14 @@ VARIABLE = "FLEETUNE_JOIN"
 
 
 def join(
-    context: typer.Context,
     line: Annotated[
         str | None,
         typer.Argument(
             envvar=VARIABLE,
             show_envvar=True,
             show_default=False,
-            help="the invitation, fleetune://HOST:PORT/FLEET/CODE/FINGERPRINT; - reads it from stdin",
+            help="the invitation, fleetune://HOST:PORT/FLEET/CODE/FINGERPRINT; - reads it from stdin;"
+            " without it, the command asks for it on a terminal",
         ),
     ] = None,
     device: Annotated[
@@ -37,9 +37,6 @@ def join(
     state: StateFolder = STATE,
 ) -> None:
     """Join a fleet with an invitation. After that, run needs neither --fleet, --broker nor --device."""
-    source = context.get_parameter_source("line")
-    if line not in (None, "-") and source is not None and source.name == "COMMANDLINE":
-        _start_again(str(line), device, name, state)
     os.environ.pop(VARIABLE, None)  # child processes do not need it
 
     from fleetune.edge_agent.joining.join import join as join_fleet
@@ -51,6 +48,9 @@ def join(
     from fleetune.protocols.wire.topics import check_name
 
     with one_line_errors("edge-agent"):
+        if line is None and sys.stdin.isatty():
+            print("paste the line that edge-coordinator invite prints: ", end="", file=sys.stderr, flush=True)
+            line = "-"
         if line is None:
             raise SettingError(
                 "give the invitation, which edge-coordinator invite prints: edge-agent join LINE"
@@ -73,20 +73,3 @@ def _say(words: str) -> None:
 
 def _state_option(state: Path) -> str:
     return "" if state == STATE else f" --state {state}"
-
-
-def _start_again(line: str, device: str | None, name: str | None, state: Path) -> None:
-    """Replace this process by one that reads the line from a pipe.
-
-    Every user of the machine can read the arguments of a process, and the line holds a secret code.
-    """
-    reading, writing = os.pipe()
-    os.write(writing, line.encode() + b"\n")
-    os.close(writing)
-    os.dup2(reading, 0)
-    os.close(reading)
-    options = [("--device", device), ("--name", name), ("--state", str(state))]
-    given = [f"{option}={value}" for option, value in options if value is not None]
-    path = os.pathsep.join(part or os.getcwd() for part in sys.path)  # noqa: PTH109
-    command = [sys.executable, "-P", "-m", "fleetune.edge_agent.cli", "join", *given, "-"]
-    os.execve(sys.executable, command, {**os.environ, "PYTHONPATH": path})  # noqa: S606 - no shell is meant

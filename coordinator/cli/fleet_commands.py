@@ -113,7 +113,7 @@ def _print_invitation(made: "StoredInvitation", line: "JoinLine", *, qr: bool) -
     if sys.stdout.isatty():
         number = "1 device" if made.devices == 1 else f"{made.devices} devices"
         until = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(made.expires_at))
-        print(f"for {number}, until {until}; on the device: edge-agent join LINE")
+        print(f"for {number}, until {until}; on the device: edge-agent join, which asks for this line")
         print(f"take it back with: edge-coordinator invites --withdraw {made.id}")
 
 
