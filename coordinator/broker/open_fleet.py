@@ -18,7 +18,10 @@ from fleetune.coordinator.fleet.fleet_folder import FleetFolder
 from fleetune.coordinator.fleet.join_server import start_join_server
 from fleetune.coordinator.fleet.registry import Registry
 from fleetune.coordinator.run.child_process import in_child_process
+from fleetune.coordinator.store.folder_lock import claim, is_claimed
 from fleetune.coordinator.store.run_folder import BROKER
+from fleetune.protocols.errors import StoreError
+from fleetune.protocols.files import make_folder
 from fleetune.protocols.wire.transport.mqtt import Broker, in_url
 
 
@@ -34,10 +37,28 @@ def open_fleet(folder: Path, fleet: str, bind: str, port: int) -> Iterator[tuple
 
     Raises:
         TransportError: broker or join server does not start.
-        StoreError: a file of the fleet cannot be read or written.
+        StoreError: another coordinator serves the fleet, or a file of it cannot be read or written.
     """
-    port, files = claim_ports(bind, port, NUM_PORTS), FleetFolder.of(fleet, folder.parent)
-    hosts = hosts_of(bind)
+    files = FleetFolder.of(fleet, folder.parent)
+    with served_once(files):
+        yield from _opened(folder, files, bind, port)
+
+
+@contextmanager
+def served_once(files: FleetFolder) -> Iterator[None]:
+    """Hold the right to serve a fleet beyond the loopback. Raises StoreError: another process holds it."""
+    held = files.path / "served"
+    make_folder(held)
+    if is_claimed(held):
+        raise StoreError(
+            f"another coordinator serves fleet {files.fleet}: stop it first, or serve another fleet (--fleet)"
+        )
+    with claim(held):
+        yield
+
+
+def _opened(folder: Path, files: FleetFolder, bind: str, port: int) -> Iterator[tuple[Broker, KnownDevices]]:
+    port, hosts, fleet = claim_ports(bind, port, NUM_PORTS), hosts_of(bind), files.fleet
     _say_upgrade(files)
     # In a child process, which alone imports `cryptography`.
     in_child_process("the fleet's certificates", make_certificates, files, hosts)

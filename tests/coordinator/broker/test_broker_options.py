@@ -3,12 +3,15 @@
 import socket
 
 import pytest
+from tests.helpers.errors import raises
 from typer.testing import CliRunner
 
 from fleetune.coordinator.broker.broker_options import broker_at, origin_of
+from fleetune.coordinator.broker.open_fleet import served_once
 from fleetune.coordinator.cli import app
+from fleetune.coordinator.fleet.fleet_folder import FleetFolder
 from fleetune.edge_agent.cli import app as agent
-from fleetune.protocols.errors import SettingError
+from fleetune.protocols.errors import SettingError, StoreError
 from fleetune.protocols.wire.transport.mqtt import Broker
 
 URL = "mqtt://me:secret@edge:1884"
@@ -82,3 +85,15 @@ def test_a_wrong_command_line_is_said_without_the_password(program, arguments):
     result = CliRunner().invoke(program, arguments)
     assert result.exit_code == 2
     assert "secret" not in result.output
+
+
+def test_one_coordinator_serves_a_fleet_beyond_the_loopback(tmp_path):
+    files = FleetFolder.of("f", tmp_path)
+
+    def serve():
+        with served_once(files):
+            pass
+
+    with served_once(files), raises(StoreError, "another coordinator serves fleet f: stop it"):
+        serve()
+    serve()
