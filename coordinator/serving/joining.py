@@ -172,7 +172,7 @@ class Joining:
         """Log and store that several devices use one name, or that only one device still uses it."""
         line = (
             f"two devices use the id {device}: the first one keeps it, the other is asked to wait; start one"
-            " of them with another --device"
+            " of them with another --device, or let a copy of a joined device join with a --state of its own"
         )
         shared = self._names.shared(device)
         if shared == (device in self._shared):

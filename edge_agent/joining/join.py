@@ -12,7 +12,7 @@ from typing import TypeVar
 from fleetune.edge_agent.joining.exchange import ServerBusyError, authority_of, send
 from fleetune.edge_agent.joining.joined_fleet import Certificates, Credentials, JoinedFleet, joined_fleet
 from fleetune.edge_agent.joining.signing_request import KeyAndRequest, key_and_request
-from fleetune.protocols.errors import SettingError, TransportError
+from fleetune.protocols.errors import SettingError, StoreError, TransportError
 from fleetune.protocols.version import VERSION
 from fleetune.protocols.wire.join_exchange import Joined, JoinLine, JoinPending, JoinRefused, JoinRequest
 from fleetune.protocols.wire.messages import readable
@@ -50,7 +50,9 @@ def join(
         StoreError: the key cannot be made, or a file cannot be written.
     """
     authority = _while_busy(lambda: authority_of(line), sleep)
-    before, credentials = joined_fleet(state, line.fleet), Credentials.of(state, line.fleet)
+    credentials, before = Credentials.of(state, line.fleet), None
+    with suppress(StoreError):  # a damaged record, which this command replaces
+        before = joined_fleet(state, line.fleet)
     wish = device or (before.device if before is not None else None)
 
     def request(made: KeyAndRequest) -> Joined:

@@ -11,6 +11,7 @@ Each file is replaced at once, and each works with an older version of the other
 stopped at any moment can still connect.
 """
 
+import re
 import ssl
 from dataclasses import dataclass
 from datetime import datetime
@@ -40,7 +41,7 @@ _DEVICE, _PROBE, _AUTHORITY, _FLEET, _PENDING = (
     *("device.pem", "probe.pem", "authority.pem"),
     *("fleet.json", "pending.json"),
 )
-_KEY_ENDS = "-----BEGIN CERTIFICATE-----"
+_KEY = re.compile(r"-----BEGIN PRIVATE KEY-----\n[A-Za-z0-9+/=\n]+-----END PRIVATE KEY-----\n")
 
 
 class Certificates(Struct, frozen=True):
@@ -87,8 +88,12 @@ class Credentials:
 
     @property
     def key(self) -> str:
-        """The device's present key in PEM; "" if it has none. Raises StoreError."""
-        return _read(self.device).partition(_KEY_ENDS)[0]
+        """The device's present key in PEM; "" if it has none. Raises StoreError.
+
+        Two files hold it, and one of them may be damaged.
+        """
+        found = (_KEY.match(_read(path)) for path in (self.device, self.probe))
+        return next((one[0] for one in found if one is not None), "")
 
     def pending(self) -> KeyAndRequest | None:
         """Return the key and the request whose answer is not stored yet; None if there is none.
@@ -182,7 +187,7 @@ def joined_fleets(state: Path) -> list[JoinedFleet]:
     Raises:
         StoreError: a file cannot be read, or is damaged.
     """
-    return [_joined(path.parent) for path in sorted((state / JOINED).glob(f"*/{_FLEET}"))]
+    return [_joined(folder) for folder in _folders(state)]
 
 
 def joined_fleet(state: Path, fleet: str | None = None) -> JoinedFleet | None:
@@ -192,7 +197,7 @@ def joined_fleet(state: Path, fleet: str | None = None) -> JoinedFleet | None:
         SettingError: no name is given, and the device has joined several fleets.
         StoreError: a file cannot be read, or is damaged.
     """
-    found = [one for one in joined_fleets(state) if fleet in (None, one.fleet)]
+    found = [_joined(folder) for folder in _folders(state) if fleet in (None, folder.name)]
     if len(found) > 1:
         names = ", ".join(one.fleet for one in found)
         raise SettingError(f"this device has joined several fleets: {names}; choose one with --fleet")
@@ -205,6 +210,10 @@ def forget(joined: JoinedFleet) -> None:
     remove(folder / _FLEET)  # first, so that nothing else is used if this is interrupted
     remove_tree(folder)
     remove_empty(folder.parent)
+
+
+def _folders(state: Path) -> list[Path]:
+    return [path.parent for path in sorted((state / JOINED).glob(f"*/{_FLEET}"))]
 
 
 def _joined(folder: Path) -> JoinedFleet:

@@ -52,6 +52,5 @@ def key_and_request(key: str = "") -> KeyAndRequest:
 
 
 def _failed(reason: str) -> StoreError:
-    return StoreError(
-        f"cannot make this device's key: {flat(reason)[:300]}; is the package cryptography installed?"
-    )
+    advice = "; install the package cryptography" if "No module" in reason else ""
+    return StoreError(f"cannot make this device's key: {flat(reason)[:300]}{advice}")

@@ -101,7 +101,8 @@ class Connection:
         """
         line = (
             f"another device uses the id {self._identity.id}: this agent tries again in {wait_s:g} s;"
-            " give it an id of its own with --device"
+            " give it an id of its own with --device, or if it is a copy of a joined device, let it join with"
+            " another --state"
         )
         log.warning("%s", line)
         self.wake_at = now + max(SHORTEST_AWAY_S, wait_s)

@@ -221,6 +221,22 @@ def test_a_busy_server_is_asked_again(tmp_path):
             join(server, tmp_path / "state")
 
 
+@pytest.mark.parametrize(
+    ("file", "kept"), [("fleet.json", 0), ("device.pem", 0), ("device.pem", 100), ("device.pem", 400)]
+)
+def test_joining_again_repairs_a_damaged_file(tmp_path, file, kept):
+    with coordinator(tmp_path) as server:
+        first = join(server, tmp_path / "state")
+        other = join(server, tmp_path / "state", fleet="farms")
+        key = first.credentials.key
+        damaged = first.credentials.folder / file
+        damaged.write_bytes(damaged.read_bytes()[:kept])
+        assert joined_fleet(tmp_path / "state", "farms") == other
+        assert join(server, tmp_path / "state") == first
+    assert joined_fleet(tmp_path / "state", "homes") == first
+    assert first.credentials.key == key
+
+
 def test_a_device_that_joins_again_keeps_its_id_and_its_key(tmp_path):
     with coordinator(tmp_path) as server:
         before = join(server, tmp_path / "state", device="pi")
@@ -287,7 +303,7 @@ def test_several_fleets_need_a_choice(tmp_path):
         joined_fleet(tmp_path / "state")
 
 
-@pytest.mark.parametrize("how", ["argument", "variable", "stdin"])
+@pytest.mark.parametrize("how", ["argument", "variable", "stdin", "terminal"])
 def test_the_command_hides_the_code(tmp_path, how):
     """The process list never shows the code while the command waits for its answer."""
     with coordinator(tmp_path) as server:
@@ -304,10 +320,12 @@ def test_the_command_hides_the_code(tmp_path, how):
             return answer(request)
 
         server.joined = look_first
-        given = {"argument": [line], "variable": [], "stdin": ["-"]}[how]
+        given = {"argument": [line], "stdin": ["-"]}.get(how, [])
+        terminal, screen = os.openpty()
+        os.write(terminal, f"{line}\n".encode())
         done = subprocess.run(
-            [sys.executable, "-m", "fleetune.edge_agent.cli", "join", *given, "--state", tmp_path / "state"],
-            input=line if how == "stdin" else "",
+            [sys.executable, "-m", "fleetune.edge_agent", "join", *given, "--state", tmp_path / "state"],
+            **({"stdin": screen} if how == "terminal" else {"input": line if how == "stdin" else ""}),
             env={**os.environ, **({"FLEETUNE_JOIN": line} if how == "variable" else {})},
             cwd=ROOT,
             capture_output=True,
@@ -317,7 +335,9 @@ def test_the_command_hides_the_code(tmp_path, how):
     assert done.returncode == 0, done.stderr
     assert "joined fleet homes as device d-7" in done.stdout
     assert f"edge-agent run --data npz:FILE --state {tmp_path / 'state'}" in done.stdout
-    assert any(b"edge_agent.cli" in one for one in seen)
+    os.close(terminal)
+    os.close(screen)
+    assert any(b"fleetune.edge_agent\0join" in one for one in seen)
     assert not any(CODE.encode() in one for one in seen)
     assert CODE not in done.stdout + done.stderr
     for path in everything_below(tmp_path / "state"):
