@@ -64,6 +64,7 @@ def join(
         print(
             f"joined fleet {joined.fleet} as device {joined.device}; its certificate is valid until"
             f" {until:%Y-%m-%d} and renews itself\nnext: edge-agent run --data npz:FILE{_state_option(state)}"
+            "\nan agent that already runs needs no restart: it uses this at its next attempt to connect"
         )
 
 

@@ -47,7 +47,7 @@ def ready_agent(
     """
     return_large_blocks()
     membership = membership_of(options)
-    where = membership.broker
+    where = membership.present_broker
     settings = _settings(options, membership)
     fleet, device = settings.fleet, settings.device
     memory_bytes = most_memory_bytes(settings.policy, options.root)
@@ -61,17 +61,18 @@ def ready_agent(
 
     def make_transport(farewell: bytes, events: EventSink) -> MqttTransport:
         return MqttTransport(
-            where,
-            topics.client_id(fleet, device, joined=where.joined),
+            membership.broker,
+            topics.client_id(fleet, device, joined=membership.broker.joined),
             subscriptions=topics.device_subscriptions(fleet, device),
             events=events,
             will=Will(topics.topic(fleet, device, "state"), farewell),
+            present=where,
         )
 
     opened = Device.opened(
         settings,
         meter=BoardMeter(options.root),
-        measure_link=lambda: measure_link(where, fleet, device),
+        measure_link=lambda: measure_link(where(), fleet, device),
         make_stream=make_stream,
         lock=lock,
         credentials=None if membership.joined is None else membership.joined.credentials,
@@ -79,7 +80,7 @@ def ready_agent(
     return Agent(
         opened,
         make_transport,
-        find_rights=lambda: find_channel_rights(where, fleet, device),
+        find_rights=lambda: find_channel_rights(where(), fleet, device),
         leave_after_run=options.leave_after_run,
         tell=tell,
     )

@@ -33,6 +33,7 @@ from fleetune.protocols.errors import PacketCorrupt, StoreError
 from fleetune.protocols.files import keep_private, locked, make_folder, write_atomically
 from fleetune.protocols.wire.join_exchange import fingerprint_of
 from fleetune.protocols.wire.topics import PROBE
+from fleetune.protocols.wire.transport.tls import AUTHORITY_NAME
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -388,7 +389,7 @@ def _private_key(pem: str, path: Path) -> "EllipticCurvePrivateKey":
 
 def _authority_certificate(fleet: str, key: "EllipticCurvePrivateKey", now: float) -> "x509.Certificate":
     # The name tells two authorities of a fleet apart.
-    name = _name(f"Fleetune authority {hashlib.sha256(_spki(key.public_key())).hexdigest()[:16]}", fleet)
+    name = _name(f"{AUTHORITY_NAME}{hashlib.sha256(_spki(key.public_key())).hexdigest()[:16]}", fleet)
     ends_at = max(now, RELEASED_AT) + AUTHORITY_DAYS * DAY_S
     return _authority(name, key.public_key(), name, key, ends_at, 1)
 

@@ -19,7 +19,7 @@ from fleetune.edge_agent.probes.channel_rights import ChannelRights, find_channe
 from fleetune.edge_agent.probes.link_speed import ProbeConnection
 from fleetune.protocols.errors import RefusalReason, TransportError
 from fleetune.protocols.wire import topics
-from fleetune.protocols.wire.transport.mqtt import ENCODE, Broker
+from fleetune.protocols.wire.transport.mqtt import ENCODE, MOVED, Broker
 
 PATIENCE_S = 10.0
 _NUM_PINGS = 5
@@ -76,7 +76,8 @@ def _resolves(broker: Broker) -> Iterator[CheckResult]:
         known = socket.getaddrinfo(broker.host, broker.port, type=socket.SOCK_STREAM)
     except OSError as problem:
         found = f"{broker.host} has no known address ({problem.strerror})"
-        yield CheckResult("fail", "broker's name", found, "check the name, the network and its DNS server")
+        remedy = "check the name, the network and its DNS server"
+        yield CheckResult("fail", "broker's name", found, _or_moved(remedy, broker))
         return
     addresses = ", ".join(dict.fromkeys(str(one[4][0]) for one in known))
     yield CheckResult("ok", "broker's name", f"{broker.host} has the address {addresses}")
@@ -88,13 +89,18 @@ def _connects(broker: Broker) -> Iterator[CheckResult]:
         socket.create_connection((broker.host, broker.port), PATIENCE_S).close()
     except ConnectionRefusedError:
         remedy = "start the broker; check its port, and that it does not listen on its loopback only"
-        yield CheckResult("fail", what, f"no program listens at {broker.place}", remedy)
+        yield CheckResult("fail", what, f"no program listens at {broker.place}", _or_moved(remedy, broker))
     except OSError as problem:  # TimeoutError is a subclass
         found = f"cannot connect to {broker.place}: {problem.strerror or problem}"
-        yield CheckResult("fail", what, found, "check address, network and firewall")
+        yield CheckResult("fail", what, found, _or_moved("check address, network and firewall", broker))
     else:
         milliseconds = 1000 * (time.monotonic() - began)
         yield CheckResult("ok", what, f"{broker.place} answers within {milliseconds:.3g} ms")
+
+
+def _or_moved(remedy: str, broker: Broker) -> str:
+    """Return the remedy; with a joined fleet, also what to do if its coordinator has moved."""
+    return f"{remedy}; {MOVED}" if broker.joined else remedy
 
 
 def _without_tls(broker: Broker) -> Iterator[CheckResult]:

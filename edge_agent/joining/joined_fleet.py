@@ -175,6 +175,14 @@ class JoinedFleet:
             joined=True,
         )
 
+    def stored_again(self) -> "JoinedFleet":
+        """Return the fleet as it is stored now: another `join` may have changed the broker's address.
+
+        Raises:
+            StoreError: the file cannot be read, or is damaged.
+        """
+        return _joined(self.credentials.folder)
+
     def keep(self) -> None:
         """Record that the device has joined. Raises StoreError."""
         record = _Record(self.fleet, self.device, self.name, self.host, self.port)

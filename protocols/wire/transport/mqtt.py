@@ -12,7 +12,8 @@ same moment after a broker's outage.
 import socket
 import ssl
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import unquote, urlsplit
@@ -31,7 +32,7 @@ from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
-from fleetune.protocols.errors import RefusalReason, SettingError, TransportError
+from fleetune.protocols.errors import FleetuneError, RefusalReason, SettingError, TransportError
 from fleetune.protocols.input_files import open_input
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.wire.topics import PROBE
@@ -47,6 +48,7 @@ from fleetune.protocols.wire.transport.tls import (
 FAREWELL_S = 2.0
 MAX_PEM_BYTES = 2**24
 ENCODE = "in user and password write / : @ # ? % as %2F %3A %40 %23 %3F %25"
+MOVED = "if the coordinator has moved, join again: edge-agent join LINE"
 _PORTS = {"mqtt": 1883, "mqtts": 8883}
 _REFUSALS: dict[int, RefusalReason] = {  # keys are MQTT 5's reason codes, which paho uses for 3.1.1 too
     0x84: "protocol",
@@ -173,6 +175,8 @@ class MqttTransport:
         events: sink of the events; paho's thread puts them.
         will: message that the broker publishes if this client vanishes.
         protocol: MQTT 3.1.1, which every broker supports; 5 to get reason codes that only MQTT 5 has.
+        present: returns the broker with its present address. It is called before each attempt to connect, by
+            paho's thread; a `FleetuneError` leaves the address unchanged. None if the address never changes.
 
     Raises:
         TransportError: a TLS file is missing or unreadable.
@@ -187,8 +191,10 @@ class MqttTransport:
         events: EventSink,
         will: Will | None = None,
         protocol: MQTTProtocolVersion = MQTTProtocolVersion.MQTTv311,
+        present: Callable[[], Broker] | None = None,
     ) -> None:
         self.events = events
+        self._present = present
         self._broker = broker
         self._protocol = protocol
         self._client_id = client_id
@@ -233,6 +239,7 @@ class MqttTransport:
             client.will_set(self._will.topic, self._will.data, qos=1, retain=True)
         shortest, longest = Key.of("fleetune", "reconnect", self._client_id).uniform(2)
         client.reconnect_delay_set(0.5 + shortest, 20 + 20 * longest)
+        client.on_pre_connect = self._find_broker
         client.on_connect = self._on_connect
         client.on_connect_fail = self._on_connect_fail
         client.on_disconnect = self._on_disconnect
@@ -250,6 +257,13 @@ class MqttTransport:
         except (OSError, ValueError) as problem:
             files = ", ".join(given)
             raise TransportError(f"TLS files {files}: {problem}; they must be readable PEM files") from None
+
+    def _find_broker(self, client: Client, _data: Any) -> None:
+        if self._present is not None:
+            with suppress(FleetuneError):
+                self._broker = self._present()
+            # paho's own setters refuse a change during an attempt to connect
+            client._host, client._port = self._broker.host, self._broker.port  # noqa: SLF001
 
     def _on_connect(
         self,
@@ -330,18 +344,29 @@ def explain(broker: Broker) -> str:
     problem = sys.exception()
     match problem:
         case socket.gaierror():
-            return f"host {broker.host!r} is unknown; check the name and the network"
+            return f"host {broker.host!r} is unknown; check the name and the network{_moved(broker)}"
         case ssl.SSLCertVerificationError():
             return _not_trusted(broker, problem)
         case ssl.SSLError():
             refused_line = refused_certificate(problem.reason or "", str(broker), joined=broker.joined)
             return refused_line or f"{broker}: TLS failed ({problem.reason}); is this the broker's TLS port?"
         case ConnectionRefusedError():
-            return f"{broker}: no program listens there; is the broker running?"
-        case TimeoutError():
-            return f"{broker}: no answer; check address, network and firewall"
+            return f"{broker}: no program listens there; start the broker, or check its port{_moved(broker)}"
+        case TimeoutError() | OSError(strerror=str()):
+            what = unanswered(problem)
+            return f"{broker}: {what}; check address, network and firewall{_moved(broker)}"
         case _:
             return f"{broker}: {problem}"
+
+
+def unanswered(problem: OSError) -> str:
+    """Return why an address does not answer, in words: "no answer", "no route to host"."""
+    return "no answer" if isinstance(problem, TimeoutError) else str(problem.strerror).lower()
+
+
+def _moved(broker: Broker) -> str:
+    """Return what to do if a joined fleet's coordinator has another address now; "" for other brokers."""
+    return f"; {MOVED}" if broker.joined else ""
 
 
 def _not_trusted(broker: Broker, problem: ssl.SSLCertVerificationError) -> str:

@@ -10,10 +10,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+from fleetune.protocols.errors import TransportError
+from fleetune.protocols.input_files import MAX_SETTINGS_BYTES, read_input
+
 NOT_YET_VALID, EXPIRED = 9, 10  # X509_V_ERR_CERT_* of openssl's x509_vfy.h
 CLOCK_BEHIND = (
     "this device's clock is behind that of the fleet; dates of certificates are not checked until it is set"
 )
+AUTHORITY_NAME = "Fleetune authority "  # with it, the common name of a fleet's authority begins
 _NO_CHECK_TIME = 0x200000  # X509_V_FLAG_NO_CHECK_TIME
 
 
@@ -62,6 +66,21 @@ def broker_context(
     if cert is not None:
         context.load_cert_chain(cert, key, password=no_phrase)
     return context
+
+
+def is_fleet_authority(path: str, fleet: str) -> bool:
+    """True if the first certificate in a PEM file is the authority that `serve` made for this fleet."""
+    try:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        text = read_input(Path(path), MAX_SETTINGS_BYTES, error=TransportError).decode("ascii", "replace")
+        context.load_verify_locations(cadata=text)
+        first: Any = context.get_ca_certs()[0]
+    except (OSError, ValueError, IndexError, TransportError):
+        return False  # the connection reports what is wrong with the file
+    subject = {name: value for (name, value), *_ in first["subject"]}
+    return subject.get("organizationName") == fleet and subject.get("commonName", "").startswith(
+        AUTHORITY_NAME
+    )
 
 
 def no_phrase() -> str:
@@ -155,6 +174,10 @@ def refused_certificate(alert: str, place: str, *, joined: bool) -> str | None:
         joined: see `protocols.wire.transport.mqtt.Broker`.
     """
     again = "; join again with a new invitation: edge-agent join LINE"
+    if "CERTIFICATE_REQUIRED" in alert and not joined:
+        return (
+            f"{place} requires a certificate; join its fleet (edge-agent join LINE), or give --cert and --key"
+        )
     if "CERTIFICATE_EXPIRED" in alert:
         return f"{place}: this device's certificate has expired{again if joined else '; give a new --cert'}"
     if "CERTIFICATE_REVOKED" in alert:

@@ -1,13 +1,20 @@
 """The commands of a device that has joined a fleet: they need neither --fleet, --broker nor --device."""
 
+import gc
 import shutil
+import socket
+import time
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
+import msgspec
 import pytest
 from tests.helpers.errors import raises
 from tests.helpers.own_authority import OwnAuthority
 from typer.testing import CliRunner
 
+from fleetune.coordinator.fleet.authority import Authority
+from fleetune.coordinator.fleet.fleet_folder import FleetFolder
 from fleetune.edge_agent import cli
 from fleetune.edge_agent.doctor.diagnosis import AgentUnderDiagnosis, examine
 from fleetune.edge_agent.joining.joined_fleet import Certificates, Credentials, JoinedFleet, joined_fleets
@@ -76,6 +83,51 @@ def test_a_broker_that_is_given_is_used_as_before(tmp_path):
         options(tmp_path, broker="edge:99").membership()
 
 
+def test_the_address_alone_keeps_what_was_stored_at_joining(tmp_path):
+    before = joined(tmp_path)
+    found = options(tmp_path, broker="mqtts://edge:99", fleet="homes").membership()
+    assert found.broker == msgspec.structs.replace(before.broker, host="edge", port=99)
+    assert (found.device, found.present_broker()) == ("d-7", found.broker)
+    assert options(tmp_path, broker="mqtts://edge:99").broker_and_fleet() == (found.broker, "homes")
+    for other in ("edge:99", "mqtts://me:secret@edge:99"):
+        assert options(tmp_path, broker=other, fleet="homes").membership().joined is None
+
+
+# Paho leaves the socket of a failed handshake to the garbage collector.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_running_agent_reads_the_address_again_before_it_connects(tmp_path):
+    before = joined(tmp_path)
+    agent = ready_agent(RunOptions(data="digits", state=tmp_path))
+    transport = agent._connection._transport
+    with socket.create_server(("127.0.0.1", 0)) as elsewhere:
+        elsewhere.settimeout(30)
+        replace(before, port=elsewhere.getsockname()[1]).keep()  # as another `join` does
+        transport.connect()
+        elsewhere.accept()[0].close()
+    assert transport._broker.port == joined_fleets(tmp_path)[0].port
+    transport.close()
+    agent._device.close()
+    gc.collect()
+
+
+def test_a_coordinator_that_has_moved(tmp_path):
+    joined(tmp_path)
+    done = run_command("doctor", "--state", tmp_path)
+    assert "if the coordinator has moved, join again: edge-agent join LINE" in " ".join(done.stdout.split())
+
+
+def test_a_device_with_a_secret_has_a_user_for_its_second_connection(tmp_path):
+    authority = Authority.open(FleetFolder.of("homes", tmp_path), time.time())
+    (tmp_path / "a.pem").write_text(authority.bundle)
+    broker = "mqtts://panel:secret@edge:8884"
+    found = options(tmp_path, fleet="homes", broker=broker, ca=str(tmp_path / "a.pem")).membership().broker
+    assert (found.joined, found.second.username) == (True, "panel~probe")
+    (tmp_path / "own.pem").write_text(OwnAuthority().pem)
+    for changed in ({"ca": str(tmp_path / "own.pem")}, {"fleet": "farms"}):
+        given = {"fleet": "homes", "broker": broker, "ca": str(tmp_path / "a.pem")} | changed
+        assert not options(tmp_path, **given).membership().broker.joined
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -94,6 +146,7 @@ def test_a_device_that_joined_nothing_learns_how(tmp_path):
     done = run_command("run", "--data", "digits", "--state", tmp_path)
     assert done.exit_code == 2
     assert "edge-agent join LINE" in done.stderr
+    assert "--broker localhost" in done.stderr
     assert done.stderr.count("\n") == 1
 
 
