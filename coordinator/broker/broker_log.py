@@ -44,7 +44,11 @@ _OF_DEVICE = {
 _SUBSCRIBES = re.compile(rf"Received SUBSCRIBE from {_DEVICE}$")
 _WILL = re.compile(r"Will message specified ")
 _TOPIC = re.compile(r"\t(?P<topic>.*?)(?: \(QoS \d\))?$")
-_NO_CERTIFICATE = "certificate verify failed"  # OpenSSL's words
+_WORDS = {  # for OpenSSL's
+    "certificate verify failed": "its certificate is expired, revoked, or not of this fleet",
+    "peer did not return a certificate": "it has no certificate; it has not joined this fleet",
+    "tlsv1 alert unknown ca": "it does not trust this fleet's authority; it must join again",
+}
 _NO_REFUSAL = ("unexpected eof while reading",)  # the peer went away
 
 
@@ -163,9 +167,7 @@ class LogParser:
 def _of_tls(address: str, why: str) -> Refused | None:
     if why in _NO_REFUSAL:
         return None
-    if why == _NO_CERTIFICATE:
-        why = "its certificate is expired, revoked, or not of this fleet"
-    return Refused(address, why or "it does not speak MQTT")
+    return Refused(address, _WORDS.get(why, why) or "it does not speak MQTT")
 
 
 class BrokerNews:

@@ -20,7 +20,7 @@ from fleetune.protocols.wire.join_exchange import (
     JoinRequest,
     fingerprint_of,
 )
-from fleetune.protocols.wire.transport.mqtt import in_url
+from fleetune.protocols.wire.transport.mqtt import in_url, unanswered
 from fleetune.protocols.wire.transport.tls import NOT_YET_VALID, fleet_context, pem_certificates
 
 CONNECT_S = 15.0
@@ -121,12 +121,14 @@ def _words(problem: Exception) -> str:
     match problem:
         case socket.gaierror():
             return "the host is unknown; check the name and the network"
-        case TimeoutError():
-            return "no answer; check address, network and firewall"
         case ConnectionRefusedError():
             return "no program listens there; is the coordinator running?"
+        case ssl.SSLError() if "CERTIFICATE_REQUIRED" in (problem.reason or ""):
+            return "this is not the port for joining; use the line that edge-coordinator invite prints"
         case ssl.SSLError():
             return f"TLS failed ({problem.reason}); is this the line that edge-coordinator invite prints?"
+        case TimeoutError() | OSError(strerror=str()):
+            return f"{unanswered(problem)}; check address, network and firewall, and run this again"
         case _:
             return f"{flat(problem) or 'the connection ended'}; run the same command again"
 

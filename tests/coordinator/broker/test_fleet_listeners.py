@@ -265,7 +265,7 @@ STRANGERS = {
     foreign: "expired, revoked, or not of this fleet",
     expired: "expired, revoked, or not of this fleet",
     revoked: "expired, revoked, or not of this fleet",
-    without: "did not return a certificate",
+    without: "it has no certificate",
     plain_text: "wrong version number",
     with_anothers_secret: "user name and secret",
     without_secret: "user name and secret",
