@@ -35,7 +35,8 @@ def folder(store: AgentStore) -> Iterator[CheckResult]:
         remedy = "let the agent's user write there (chown), free some space, or choose another --state"
         yield CheckResult("fail", what, f"{there} cannot be written: {problem.strerror}", remedy)
         return
-    yield CheckResult("ok", what, f"{store.folder}" + ("" if there == store.folder else " (will be created)"))
+    is_new = there != store.folder.absolute()
+    yield CheckResult("ok", what, f"{store.folder}{' (will be created)' if is_new else ''}")
 
 
 def in_use(store: AgentStore) -> Iterator[CheckResult]:
