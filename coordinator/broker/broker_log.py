@@ -14,15 +14,20 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from fleetune.coordinator.broker.access_rules import may_read, may_write
+from fleetune.coordinator.rate_limiter import TokenBuckets
 
 MAX_KINDS = 200  # of refusals between two reports
 MAX_BLOCK_BYTES = 2**20
+# What a device sends to itself, to measure the link. The broker stores what it does not read.
+PROBE_BURST_BYTES, PROBE_BYTES_A_SECOND = 16 * 2**20, 2**20
 PAUSE_S = 0.05  # between two reads, so that many small messages wake the reader 20 times a second only
 _OPENING_S = 30.0  # the longest time from a connection to its acceptance or refusal
 
 _TIME = re.compile(rb"^\d+: ")
 # Most lines are about messages that pass. One expression finds the others.
-_CHATTER = re.compile(rb"(?:\d+: )?(?:Sending |Received (?!SUBSCRIBE)|No will )")
+_PROBE = r"Received PUBLISH from [^ ]+ \(.*/probe', \.\.\. \(\d{4,} bytes\)\)"  # of a kilobyte or more
+_OF_PROBE = re.compile(rf"(?:\d+: )?{_PROBE}".encode())
+_CHATTER = re.compile(rf"(?:\d+: )?(?:Sending |(?!{_PROBE})Received (?!SUBSCRIBE)|No will )".encode())
 _DEVICE = r"(?P<device>[A-Za-z0-9_-]{1,64}(?:~probe)?)"
 _AT = r"(?: \[\S+\])?"  # newer versions name the address
 _ERROR = r"error:\w+:[^:]*:[^:]*:(?P<why>.*?)\.?"
@@ -32,6 +37,7 @@ _FAILED = re.compile(rf"Client connection from (?P<address>\S+) failed: {_ERROR}
 _TLS_ERROR = re.compile(rf"OpenSSL Error\[0\]: {_ERROR}")
 _CLOSED = re.compile(rf"Client <unknown>{_AT} disconnected(?::| due to) [Pp]rotocol error\.")
 _LOGIN = re.compile(rf"Client \S+{_AT} disconnected, not authorised\.")
+_TO_ITSELF = re.compile(rf"Received PUBLISH from {_DEVICE} \(.*?/probe', \.\.\. \((?P<bytes>\d+) bytes\)\)")
 _OF_DEVICE = {
     re.compile(rf"Denied PUBLISH from {_DEVICE} \(.*?, '(?P<topic>.*)', \.\.\. \(\d+ bytes\)\)"): (
         "it may not publish to {topic}"
@@ -82,6 +88,13 @@ class Accepted:
     client_id: str
 
 
+@dataclass(frozen=True)
+class Flooding:
+    """A device sends itself more than it needs to measure the link."""
+
+    client_id: str
+
+
 @dataclass
 class LogParser:
     """Finds refused and accepted devices in the lines of mosquitto's log.
@@ -99,12 +112,18 @@ class LogParser:
     _tls_error: str = ""
     _subject: tuple[str, bool] | None = None  # the device whose topics follow, and True for its last will
     _accepted: str = ""
+    _to_itself: TokenBuckets = field(
+        default_factory=lambda: TokenBuckets(PROBE_BURST_BYTES, PROBE_BYTES_A_SECOND)
+    )
 
-    def read(self, line: bytes) -> Refused | Accepted | None:
+    def read(self, line: bytes) -> Refused | Accepted | Flooding | None:
         """Read one line without its end; return what the broker refused or accepted."""
         text = _TIME.sub(b"", line, count=1).decode("utf-8", "replace")
         if text.startswith("\t"):
             return self._topic(text)
+        if found := _TO_ITSELF.fullmatch(text):
+            bucket = self._to_itself.of(found["device"])
+            return None if bucket.take(self.clock(), int(found["bytes"])) else Flooding(found["device"])
         self._subject = None
         if found := _OPENED.fullmatch(text):
             if int(found["port"]) in self.ports:
@@ -176,14 +195,18 @@ class BrokerNews:
     def __init__(self) -> None:
         self._refused: dict[Refused, int] = {}
         self._accepted: set[str] = set()
+        self._flooding: set[str] = set()
         self._lock = threading.Lock()
 
-    def add(self, news: Refused | Accepted) -> None:
+    def add(self, news: Refused | Accepted | Flooding) -> None:
         """Note an event. Beyond 200 kinds, all other refusals count as one."""
         with self._lock:
             if isinstance(news, Accepted):
                 self._accepted.add(news.client_id)
                 return
+            if isinstance(news, Flooding):
+                self._flooding.add(news.client_id)
+                news = Refused(news.client_id, "it sends too much to its own topic probe", is_device=True)
             if news not in self._refused and len(self._refused) >= MAX_KINDS:
                 news = Refused("other devices or addresses", "too many refusals to list them")
             self._refused[news] = self._refused.get(news, 0) + 1
@@ -198,6 +221,12 @@ class BrokerNews:
         """Return the client ids that connected, and start anew."""
         with self._lock:
             taken, self._accepted = self._accepted, set()
+        return taken
+
+    def take_flooding(self) -> set[str]:
+        """Return the client ids that send too much to themselves, and start anew."""
+        with self._lock:
+            taken, self._flooding = self._flooding, set()
         return taken
 
 
@@ -217,7 +246,8 @@ def follow(pipe: int, parser: LogParser, news: BrokerNews, keep: Callable[[bytes
             rest = rest[:MAX_BLOCK_BYTES]
             for line in lines:
                 if not _CHATTER.match(line):
-                    keep(line)
+                    if not _OF_PROBE.match(line):
+                        keep(line)
                     if (found := parser.read(line)) is not None:
                         news.add(found)
             time.sleep(PAUSE_S)

@@ -27,7 +27,7 @@ from typing import IO, Literal, Self
 
 from fleetune.coordinator.broker.broker_log import LogParser, follow
 from fleetune.coordinator.broker.fleet_listeners import FleetListeners, named
-from fleetune.coordinator.tied_child import tied
+from fleetune.coordinator.tied_child import most_open_files, tied
 from fleetune.protocols.disk import open_private
 from fleetune.protocols.errors import TransportError
 from fleetune.protocols.files import make_folder, write_atomically
@@ -41,8 +41,10 @@ Which = Literal["auto", "mosquitto", "amqtt"]
 START_S = 20.0
 STOP_S = 5.0
 MAX_MESSAGE_BYTES = MAX_CHUNK_BYTES + 65_536
-MAX_QUEUED_MESSAGES = 50_000  # waiting for one client that does not read
-MAX_QUEUED_BYTES = 512 * 2**20
+# Waiting for one client that does not read. Ours have QoS 0; of these, mosquitto limits the number only.
+MAX_QUEUED_MESSAGES = 20_000
+MAX_QUEUED_BYTES = 4 * 2**20
+MAX_UNACKNOWLEDGED = 4  # messages that are kept beside the queue
 LIMITS = (  # of mosquitto
     "set_tcp_nodelay true",
     # A chunk is the largest message that we send, and our windows bound the bytes in flight. More is a flood.
@@ -50,6 +52,8 @@ LIMITS = (  # of mosquitto
     f"message_size_limit {MAX_MESSAGE_BYTES}",
     f"max_queued_messages {MAX_QUEUED_MESSAGES}",
     f"max_queued_bytes {MAX_QUEUED_BYTES}",
+    f"max_inflight_messages {MAX_UNACKNOWLEDGED}",
+    "persistent_client_expiration 1h",  # the shortest; of a session that outlives its connection
 )
 MAX_LOG_BYTES = 5 * 2**20
 PIPE_BYTES = 2**20  # of log lines that wait for their reader
@@ -133,7 +137,7 @@ class EmbeddedBroker:
         log = folder / f"{kind}.log"
         with _output(log, fleet) as (output, follower):
             process = subprocess.Popen(  # noqa: S603 - our own command line
-                tied(command, signal.SIGKILL, user),
+                tied(command, signal.SIGKILL, user, open_files=most_open_files()),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

@@ -17,12 +17,15 @@ from fleetune.coordinator.broker.access_rules import coordinator_rules, device_r
 from fleetune.coordinator.broker.broker_log import BrokerNews
 from fleetune.coordinator.fleet.fleet_folder import FleetFolder
 from fleetune.coordinator.fleet.secret_hash import hash_of
+from fleetune.coordinator.tied_child import most_open_files
 from fleetune.protocols.errors import TransportError
 from fleetune.protocols.files import write_atomically
 from fleetune.protocols.wire.topics import COORDINATOR_USER
 
 # mosquitto disconnects the sender of a message for which it has no memory left. TLS takes more beside it.
 MAX_MEMORY_BYTES = 192 * 2**20
+MAX_CERTIFICATE_CONNECTIONS, MAX_SECRET_CONNECTIONS = 4000, 1000  # also those without an identity yet
+OTHER_FILES = 64  # that mosquitto opens beside the devices' connections, e.g. the coordinator's connections
 NUM_PORTS = 3  # P, P + 1 and P + 2
 
 
@@ -65,18 +68,22 @@ class FleetListeners:
             f"certfile {place / self.files.server.name}",
             f"keyfile {place / self.files.server_key.name}",
             "tls_version tlsv1.2",  # and later
+            "max_qos 1",  # the broker would store an incomplete message of QoS 2
         ]
+        with_certificate, with_secret = max_connections(most_open_files())
         return [
             "per_listener_settings true",
             f"memory_limit {MAX_MEMORY_BYTES}",
             f"listener {self.port} {named(self.bind)}".rstrip(),
             *tls,
+            f"max_connections {with_certificate}",
             f"cafile {place / self.files.authority.name}",
             f"crlfile {place / self.files.revoked.name}",
             "require_certificate true",
             "use_identity_as_username true",
             f"listener {self.port + 1} {named(self.bind)}".rstrip(),
             *tls,
+            f"max_connections {with_secret}",
             f"password_file {place / self.files.passwords.name}",
             f"listener {loopback_port} 127.0.0.1",
             "allow_anonymous false",
@@ -94,6 +101,17 @@ class FleetListeners:
         """The fleet's files that mosquitto reads again at each SIGHUP."""
         one = self.files
         return one.authority, one.server, one.server_key, one.revoked, one.passwords
+
+
+def max_connections(open_files: int) -> tuple[int, int]:
+    """Return the most connections with a certificate and with a secret, so that the coordinator has room.
+
+    Args:
+        open_files: how many files and connections the broker may open; 0 if unknown.
+    """
+    most = MAX_CERTIFICATE_CONNECTIONS + MAX_SECRET_CONNECTIONS
+    share = min(1.0, max(open_files - OTHER_FILES, 2) / most) if open_files else 1.0
+    return int(MAX_CERTIFICATE_CONNECTIONS * share), max(int(MAX_SECRET_CONNECTIONS * share), 1)
 
 
 def _copy(file: Path, to: Path) -> None:

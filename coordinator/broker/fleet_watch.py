@@ -4,16 +4,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Self
-
-from paho.mqtt.client import Client
-from paho.mqtt.enums import CallbackAPIVersion
 
 from fleetune.coordinator.broker.fleet_listeners import FleetListeners
 from fleetune.coordinator.broker.known_devices import BrokerRefused, DevicesChanged, KnownDevices
 from fleetune.coordinator.broker.restarted_child import RestartedChild
+from fleetune.coordinator.broker.takeovers import Takeovers, take_over
 from fleetune.coordinator.fleet.authority import Authority
 from fleetune.coordinator.fleet.fleet_folder import FleetFolder
 from fleetune.coordinator.fleet.registry import RegisteredDevice, Registry
@@ -32,7 +29,6 @@ log = logging.getLogger(__name__)
 
 CATCH_UP_S = 5.0
 LOOK_EVERY_S = 0.5
-KICK_S = 2.0
 NOTE_SEEN_EVERY_S = 10.0
 
 
@@ -74,8 +70,8 @@ class FleetWatch(KnownDevices):
     """Applies changes of the registry to the broker, and reports them to the coordinator.
 
     A revoked device is disconnected by a client that takes over its client id. The broker has read the new
-    revocation list before, so the device cannot come back. A connection that was being opened meanwhile is
-    found in the broker's log. If an authority is no longer trusted, the broker starts anew.
+    revocation list before, so the device cannot come back. `Takeovers` repeats this for connections that were
+    being opened meanwhile. If an authority is no longer trusted, the broker starts anew.
 
     Attributes:
         listeners: the listeners of the fleet's devices.
@@ -88,6 +84,8 @@ class FleetWatch(KnownDevices):
     def __post_init__(self) -> None:
         self._fleet = _Fleet()
         self._seen: dict[str, tuple[float, str, str]] = {}
+        self._takeovers = Takeovers(lambda client_id: take_over(self.connection, client_id))
+        self._leaving: dict[str, RegisteredDevice] = {}  # still to be disconnected
         self._known: object = None
         self._version = 0
         self._put: Callable[[Any], None] | None = None
@@ -151,12 +149,15 @@ class FleetWatch(KnownDevices):
     def _look(self, registry: Registry) -> None:
         version = registry.version
         now = version, *(mark_of(file) for file in self.listeners.sources)
-        if now != self._known:
+        changed = now != self._known
+        if changed:
             self._apply(registry, first=self._known is None)
-            self._known, self._version = now, version
         connected, allowed = self.listeners.news.take_accepted(), self._fleet.allowed
-        self._disconnect({one for one in connected if one.partition("~")[0] not in allowed})
+        self._takeovers.add({one for one in connected if one.partition("~")[0] not in allowed})
         self._note_connected(connected)
+        self._disconnect()
+        if changed:
+            self._known, self._version = now, version
         refused = self.listeners.news.take_refused()
         if refused and self._put is not None:
             self._put(BrokerRefused(refused))
@@ -172,15 +173,16 @@ class FleetWatch(KnownDevices):
         gone = [before.devices[device] for device in sorted(before.allowed - now.allowed)]
         if not first and before.authorities != now.authorities:
             self._say_rotation(gone, drops=drops)
+        self._takeovers.drop([one for device in now.allowed - before.allowed for one in _client_ids(device)])
         if not drops:
             self._shut_out(gone)
         if before.devices != now.devices and self._put is not None:
             self._put(DevicesChanged(now.shut_out))
 
     def _shut_out(self, gone: Iterable[RegisteredDevice]) -> None:
-        self._disconnect({client_id for one in gone for client_id in (one.id, f"{one.id}~{PROBE}")})
         for one in gone:
-            log.warning("%s may no longer connect; the broker has disconnected it", one)
+            self._takeovers.add(_client_ids(one.id))
+            self._leaving[one.id] = one
 
     def _say_rotation(self, gone: list[RegisteredDevice], *, drops: bool) -> None:
         fleet = self.listeners.files.fleet
@@ -192,9 +194,16 @@ class FleetWatch(KnownDevices):
             line = "fleet %s trusts only its new authority: the broker restarts, and %s must join again"
             log.warning(line, fleet, listed(gone))
 
-    def _disconnect(self, client_ids: Iterable[str]) -> None:
-        for client_id in client_ids:
-            disconnect(self.connection, client_id)
+    def _disconnect(self) -> None:
+        for client_id in self.listeners.news.take_flooding():
+            take_over(self.connection, client_id)
+        self._takeovers.work()
+        for device in self._fleet.allowed & self._leaving.keys():
+            del self._leaving[device]
+        for device, known in list(self._leaving.items()):
+            if all(self._takeovers.is_gone(one) for one in _client_ids(device)):
+                log.warning("%s may no longer connect; the broker has disconnected it", known)
+                del self._leaving[device]
 
     def _note_connected(self, client_ids: Iterable[str]) -> None:
         """Note devices that connected, also those that send no presence message as an agent does."""
@@ -214,13 +223,6 @@ class FleetWatch(KnownDevices):
         return Broker(child.host, child.port, username=COORDINATOR_USER, password=password)
 
 
-def disconnect(broker: Broker, client_id: str) -> None:
-    """Disconnect a client by a short connection with its client id."""
-    client = Client(CallbackAPIVersion.VERSION2, client_id=client_id)
-    client.username_pw_set(broker.username, broker.password)
-    with suppress(OSError):  # the broker is gone, and with it all connections
-        client.connect(broker.host, broker.port)
-        give_up_at = time.monotonic() + KICK_S
-        while not client.is_connected() and time.monotonic() < give_up_at and not client.loop(0.1):
-            pass
-        client.disconnect()
+def _client_ids(device: str) -> tuple[str, str]:
+    """Return the client ids of a device's connections."""
+    return device, f"{device}~{PROBE}"

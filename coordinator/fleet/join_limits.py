@@ -4,13 +4,13 @@ import ipaddress
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
 from fleetune.coordinator.rate_limiter import TokenBucket, TokenBuckets
 from fleetune.protocols.one_line import flat
 
-MAX_CONNECTIONS, MAX_OF_ADDRESS = 128, 16  # at the same time
+MAX_CONNECTIONS, MAX_OF_ADDRESS = 256, 48  # at the same time; a connection holds 0.3 MB
 # A fleet behind one address may join at once; each device needs two connections.
 ADDRESS_BURST, ADDRESS_RATE = 200, 5.0  # connections
 TOTAL_BURST, TOTAL_RATE = 1000, 50.0
@@ -28,31 +28,30 @@ class Limits:
 
     Attributes:
         clock: seconds of a monotonic clock.
-        open: the connections that are open now, by address.
+        open: the connections that are open now, oldest first, with their addresses.
     """
 
     clock: Callable[[], float] = time.monotonic
-    open: Counter[str] = field(default_factory=Counter)
+    open: dict[Hashable, str] = field(default_factory=dict)
     _address: TokenBuckets = field(default_factory=lambda: TokenBuckets(ADDRESS_BURST, ADDRESS_RATE))
     _total: TokenBucket = field(default_factory=lambda: TokenBucket(TOTAL_BURST, TOTAL_RATE))
     _refused: TokenBuckets = field(default_factory=lambda: TokenBuckets(REFUSED_BURST, REFUSED_RATE))
 
     def admits(self, address: str) -> bool:
         """True if another connection of this address is served; False: close it before any TLS."""
-        return (
-            self.open.total() < MAX_CONNECTIONS
-            and self.open[address] < MAX_OF_ADDRESS
-            and self._address.of(address).take(self.clock())
-            and self._total.take(self.clock())
-        )
+        return self._address.of(address).take(self.clock()) and self._total.take(self.clock())
 
-    def opened(self, address: str) -> None:
-        self.open[address] += 1
+    def in_the_way(self, address: str) -> Hashable | None:
+        """Return the open connection to close before another of this address is served; None if none.
 
-    def closed(self, address: str) -> None:
-        self.open[address] -= 1
-        if not self.open[address]:
-            del self.open[address]
+        It is the oldest of the address that has the most. So idle connections do not keep others out.
+        """
+        counts = Counter(self.open.values())
+        if counts[address] < MAX_OF_ADDRESS:
+            if len(self.open) < MAX_CONNECTIONS:
+                return None
+            address = counts.most_common(1)[0][0]
+        return next(one for one, its in self.open.items() if its == address)
 
     def take(self, address: str) -> bool:
         """Take one of the requests of this address that may be refused; False if there is none left."""

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from fleetune.coordinator.fleet.fleet_folder import FleetFolder
-from fleetune.coordinator.tied_child import tied
+from fleetune.coordinator.tied_child import most_open_files, tied
 from fleetune.protocols.errors import TransportError
 
 START_S, STOP_S = 20.0, 5.0
@@ -63,7 +63,7 @@ def start_join_server(folder: FleetFolder, bind: str, port: int) -> JoinServer:
     """
     module = [sys.executable, "-P", "-m", _SERVICE, str(folder.path.absolute()), bind, str(port)]
     process = subprocess.Popen(  # noqa: S603 - our own command line
-        tied(module, signal.SIGKILL),
+        tied(module, signal.SIGKILL, open_files=most_open_files()),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": _PYTHON_PATH},

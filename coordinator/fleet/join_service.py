@@ -89,11 +89,20 @@ class Service:
                     continue
                 address = network_of(host)
                 if self.limits.admits(address):
-                    self.limits.opened(address)
-                    group.create_task(self._serve(connection, address))
+                    self._make_room(address)
+                    task = group.create_task(self._serve(connection, address))
+                    self.limits.open[task] = address
+                    task.add_done_callback(lambda ended: self.limits.open.pop(ended, None))
                 else:
                     connection.close()
                     self.refusals.say("rate", address, "too many connections; some are closed unread")
+
+    def _make_room(self, address: str) -> None:
+        task = self.limits.in_the_way(address)
+        if isinstance(task, asyncio.Task):
+            del self.limits.open[task]  # not only when it has ended
+            task.cancel()
+            self.refusals.say("room", address, "many connections are open; the oldest are closed")
 
     async def _look(self) -> None:
         while True:
@@ -113,8 +122,6 @@ class Service:
         except Exception as fault:
             self.refusals.say("fault", address, unexpected(fault))
             log.debug("traceback", exc_info=True)
-        finally:
-            self.limits.closed(address)
 
     async def _exchange(self, connection: socket.socket, address: str) -> None:
         try:

@@ -166,16 +166,23 @@ def test_an_address_whose_requests_are_refused_must_wait_and_others_need_not(ser
     assert isinstance(served.join(code, key(), name="calm"), Joined)
 
 
-def test_open_connections_of_one_address_are_few(served):
-    held = [
-        socket.create_connection(("127.0.0.1", served.server.port), 15, ("127.0.0.5", 0))
-        for _ in range(join_limits.MAX_OF_ADDRESS)
-    ]
-    with socket.create_connection(("127.0.0.1", served.server.port), 15, ("127.0.0.5", 0)) as more:
-        assert more.recv(1) == b""
-    assert served.ask("GET", AUTHORITY_PATH)[0] == 200
-    for one in held:
-        one.close()
+def test_idle_connections_of_one_address_make_room_for_new_ones(served):
+    place = "127.0.0.1", served.server.port
+    with contextlib.ExitStack() as held:
+        idle = [
+            held.enter_context(socket.create_connection(place, 15, ("127.0.0.5", 0)))
+            for _ in range(join_limits.MAX_OF_ADDRESS)
+        ]
+        assert served.ask("GET", AUTHORITY_PATH, source="127.0.0.5")[0] == 200
+        assert idle[0].recv(1) == b""  # the oldest
+
+
+def test_the_address_with_the_most_connections_makes_room():
+    limits = Limits()
+    limits.open = {n: f"1.2.3.{n % 32 // 4}" for n in range(join_limits.MAX_CONNECTIONS - 1)}
+    assert limits.in_the_way("9.9.9.9") is None
+    limits.open["one more of 5"] = "1.2.3.5"
+    assert limits.in_the_way("9.9.9.9") == 20  # the oldest of 5
 
 
 @pytest.mark.skipif(not (shutil.which("curl") and shutil.which("openssl")), reason="needs curl and openssl")
