@@ -286,9 +286,11 @@ class Authority:
         if not (chain := self._server_chain()):
             return True
         found = chain[0]
+        begins_at, ends_at = found.not_valid_before_utc.timestamp(), found.not_valid_after_utc.timestamp()
         names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         return (
-            is_due(found.not_valid_before_utc.timestamp(), found.not_valid_after_utc.timestamp(), now)
+            is_due(begins_at, ends_at, now)
+            or (begins_at < RELEASED_AT - DAY_S and now >= RELEASED_AT)  # made before the clock was set
             or found.issuer != self._pairs()[0][0].subject
             or _spki(found.public_key()) != _spki(key.public_key())
             or not {_general_name(host) for host in hosts} <= set(names)
@@ -424,7 +426,9 @@ def _server_certificate(
 
     names = [name for name in map(_general_name, hosts) if name is not None]
     extensions: list[Extension] = [(x509.SubjectAlternativeName(names or [x509.DNSName("localhost")]), False)]
-    life = now - DAY_S, now + SERVER_DAYS * DAY_S
+    # with a clock that is surely wrong, it lasts as long as the authority, for devices whose clocks are right
+    days = AUTHORITY_DAYS if now < RELEASED_AT else SERVER_DAYS
+    life = now - DAY_S, max(now, RELEASED_AT) + days * DAY_S
     return _leaf(signer, key.public_key(), "Fleetune coordinator", life, "SERVER_AUTH", extensions)
 
 

@@ -220,6 +220,9 @@ def test_a_wrong_clock_at_the_first_start_locks_no_device_out(folder, tmp_path, 
     authority.renew_server(["pi.local"], then)
     device = Device.joined(authority, tmp_path / "d", then)
     folder.revoked.write_bytes(authority.revocation_list(["abc"], then))
+    if then < NOW:
+        assert meeting(folder, device.context()) == "pi-1"  # with a right clock on the device
+    assert not authority.renew_server(["pi.local"], then + 1)
     assert authority.renew_server(["pi.local"], NOW)  # as the join server does once the clock is set
     assert not authority.rotate_before_end(NOW)
     assert meeting(folder, device.context()) == "pi-1"
