@@ -214,7 +214,9 @@ def test_a_stolen_authority_is_replaced_at_once(authority, folder, tmp_path):
     assert folder.authority_key.read_text().count("BEGIN") == 1
 
 
-@pytest.mark.parametrize("then", [0.0, NOW - 20 * 365 * DAY_S, NOW + 10 * DAY_S])
+@pytest.mark.parametrize(
+    "then", [0.0, NOW - 20 * 365 * DAY_S, NOW + 10 * DAY_S], ids=["1970", "behind", "ahead"]
+)
 def test_a_wrong_clock_at_the_first_start_locks_no_device_out(folder, tmp_path, then):
     authority = Authority.open(folder, then)
     authority.renew_server(["pi.local"], then)
