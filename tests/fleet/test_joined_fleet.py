@@ -139,5 +139,5 @@ def test_from_an_empty_folder_to_a_round_and_a_revoked_device_is_gone(tmp_path):
         fleet.agents[first].wait_for("(?i)revoked|certificate")
         print(f"revoked and disconnected after {time.monotonic() - began:.1f} s, with the command's start")
         fleet.coordinator.wait_for("the broker refused .*: its certificate is expired, revoked")
-        wait_until(lambda: fleet.devices()[0]["doing"] == "away", "it is away")
+        wait_until(lambda: fleet.devices()[0]["connected"] is False, "it is away")
         assert {one["known_by"] for one in fleet.devices()} == {"certificate"}
