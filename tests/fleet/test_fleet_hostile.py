@@ -251,7 +251,9 @@ def test_an_agent_that_is_overtaken_goes_on_with_the_newest_task(tmp_path):
                 assert hurried.send(TransferKey("task", enrolment.run, number, 1), payload).refused is None
             assert hurried.hear(Offer).transfer_key == TransferKey("update", enrolment.run, 3, 1)
         assert len(agent.lines("round 1: training")) == len(agent.lines("round 3: training")) == 1
-        assert not agent.lines("round 2: training")
+        # it may begin before the third task has come, and is then discarded as well
+        begun = agent.lines("round 2: training")
+        assert len(begun) == len(agent.lines("round 2 was over before this device's work was done"))
         assert agent.lines("round 1 was over before")
 
 
