@@ -86,7 +86,7 @@ class OwnEmqx(OwnBroker):
             )
         return (
             f"{who}\n"
-            "these settings replace EMQX's access rules and switch its other listeners off: do not use them"
-            " on a broker that others share\n"
-            "nobody has tried these files yet: check that a device cannot read another's topics"
+            "these settings replace EMQX's access rules and switch off its other listeners\n"
+            "do not use them on a broker that others share\n"
+            "NOT TRIED: check first that a device cannot read another's topics"
         )
