@@ -3,12 +3,12 @@
 import shlex
 import shutil
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
 import typer
 from tests.helpers.fleet_processes import Child, run_toml, wait_until
+from tests.helpers.installed_unit import unit
 from typer.testing import CliRunner
 
 from fleetune.coordinator.cli import app
@@ -18,8 +18,6 @@ from fleetune.protocols.systemd import environment, install
 from fleetune.protocols.systemd.notify import ENVIRONMENT
 
 SECRET = "s3cret-of-the-broker"
-needs_systemd = pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd is not installed")
-
 
 # A whole service
 
@@ -98,18 +96,6 @@ def _program(monkeypatch):
     monkeypatch.setattr(install.Service, "executable", lambda _: "/opt/fleetune/bin/edge-coordinator")
 
 
-def made(folder, path, **settings):
-    """What would be installed there, for a program that exists."""
-    (file,) = [file for file in SERVICE.files(folder, "/bin/true", {}, **settings) if file.path == path]
-    return file.content
-
-
-def unit(folder):
-    path = folder / SERVICE.unit
-    path.write_text(made(folder, SERVICE.unit_file, systemd_version=install.systemd_version()))
-    return path
-
-
 @pytest.mark.skipif(not shutil.which("systemctl"), reason="systemd is not installed")
 @pytest.mark.usefixtures("_program")
 def test_installing_into_an_image_again_and_otherwise(tmp_path):
@@ -177,46 +163,12 @@ def test_help_lists_the_commands_of_a_service():
 
 
 def test_run_understands_the_unit_s_line(tmp_path):
-    (line,) = [line for line in unit(tmp_path).read_text().splitlines() if line.startswith("ExecStart=")]
+    (line,) = [
+        line for line in unit(SERVICE, tmp_path).read_text().splitlines() if line.startswith("ExecStart=")
+    ]
     line = line.replace("$FLEETUNE_OPTIONS", "--bind 0.0.0.0").replace("%S", "/var/lib")
     _, group, name, *words = shlex.split(line.partition("=")[2])
     command = typer.main.get_command(app).commands[group].commands[name]
     found = command.make_context(name, words).params
     assert (str(found["folder"]), found["bind"]) == ("/var/lib/fleetune-coordinator", "0.0.0.0")
     assert f"/{SERVICE.state_folder}" == str(found["folder"])
-
-
-@needs_systemd
-def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path):
-    verified = subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", unit(tmp_path)], capture_output=True, text=True, check=False
-    )
-    assert [line for line in verified.stderr.splitlines() if SERVICE.unit in line] == []
-    assert verified.returncode == 0
-
-
-@needs_systemd
-def test_systemd_finds_it_well_locked_up(tmp_path):
-    command = [
-        "systemd-analyze",
-        "security",
-        "--offline=true",
-        "--threshold=20",
-        "--no-pager",
-        unit(tmp_path),
-    ]
-    judged = subprocess.run(command, capture_output=True, text=True, check=False)
-    if "unrecognized option" in judged.stderr:
-        pytest.skip("this systemd cannot judge a unit offline")
-    assert judged.returncode == 0, judged.stdout  # an exposure of 2.0 of 10 at most
-
-
-@pytest.mark.skipif(not shutil.which("systemd-sysusers"), reason="systemd is not installed")
-def test_the_user_is_made(tmp_path):
-    (tmp_path / "etc/sysusers.d").mkdir(parents=True)
-    (tmp_path / "etc/passwd").write_text("root:x:0:0::/root:/bin/sh\n")
-    (tmp_path / "etc/group").write_text("root:x:0:\n")
-    (tmp_path / SERVICE.user_file).write_text(made(tmp_path, SERVICE.user_file))
-    subprocess.run(["systemd-sysusers", f"--root={tmp_path}"], check=True, capture_output=True)
-    (user,) = [line for line in (tmp_path / "etc/passwd").read_text().splitlines() if "fleetune" in line]
-    assert user.split(":")[5] == f"/{SERVICE.state_folder}"

@@ -4,11 +4,11 @@ import os
 import shlex
 import shutil
 import signal
-import subprocess
 
 import pytest
 import typer
 from tests.helpers.fleet_processes import Child
+from tests.helpers.installed_unit import made, unit
 from tests.helpers.ports import free_port
 from typer.testing import CliRunner
 
@@ -16,9 +16,6 @@ from fleetune.coordinator.broker.embedded_broker import EmbeddedBroker
 from fleetune.edge_agent import cli
 from fleetune.edge_agent.service.unit import SERVICE
 from fleetune.protocols.systemd import environment, install
-
-needs_systemd = pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd is not installed")
-
 
 # A whole agent
 
@@ -170,26 +167,13 @@ def test_a_mistake_is_one_line_and_nothing_is_written(tmp_path, program, words, 
     assert not list(tmp_path.iterdir())
 
 
-def made(tmp_path, path, **settings):
-    """What would be installed there, for a program that exists."""
-    wanted = SERVICE.files(tmp_path, "/bin/true", dict.fromkeys(SERVICE.needed, "x"), **settings)
-    (file,) = [file for file in wanted if file.path == path]
-    return file.content
-
-
-def unit(tmp_path):
-    path = tmp_path / SERVICE.unit
-    path.write_text(made(tmp_path, SERVICE.unit_file, systemd_version=install.systemd_version()))
-    return path
-
-
 def test_an_older_systemd_is_not_told_what_it_does_not_know(tmp_path):
-    new, old = (made(tmp_path, SERVICE.unit_file, systemd_version=version) for version in (254, 252))
+    new, old = (made(SERVICE, tmp_path, SERVICE.unit_file, systemd_version=version) for version in (254, 252))
     assert sorted(set(new.splitlines()) - set(old.splitlines())) == [
         "RestartMaxDelaySec=600",
         "RestartSteps=6",
     ]
-    assert made(tmp_path, SERVICE.unit_file) == new, "an image's is not known"
+    assert made(SERVICE, tmp_path, SERVICE.unit_file) == new, "an image's is not known"
 
 
 @pytest.mark.parametrize("device", ["d", None])
@@ -197,7 +181,9 @@ def test_run_understands_the_unit_s_line(tmp_path, monkeypatch, device):
     if device is not None:
         monkeypatch.setenv("FLEETUNE_DEVICE", device)
     monkeypatch.setenv("FLEETUNE_FLEET", "f")
-    (line,) = [line for line in unit(tmp_path).read_text().splitlines() if line.startswith("ExecStart=")]
+    (line,) = [
+        line for line in unit(SERVICE, tmp_path).read_text().splitlines() if line.startswith("ExecStart=")
+    ]
     line = line.replace("${FLEETUNE_SOURCE}", "digits")
     line = line.replace("$FLEETUNE_OPTIONS", "--charging-only --nice 5").replace("%S", "/var/lib")
     _, name, *words = shlex.split(line.partition("=")[2])
@@ -205,41 +191,3 @@ def test_run_understands_the_unit_s_line(tmp_path, monkeypatch, device):
     found = command.make_context(name, [*words, "--broker", "edge"]).params
     assert (found["fleet"], found["device"], found["charging_only"], found["nice"]) == ("f", device, True, 5)
     assert str(found["state"]) == "/var/lib/fleetune"
-
-
-@needs_systemd
-def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path):
-    verified = subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", unit(tmp_path)], capture_output=True, text=True, check=False
-    )
-    complaints = [line for line in verified.stderr.splitlines() if SERVICE.unit in line]
-    assert complaints == []
-    assert verified.returncode == 0
-
-
-@needs_systemd
-def test_systemd_finds_it_well_locked_up(tmp_path):
-    command = [
-        "systemd-analyze",
-        "security",
-        "--offline=true",
-        "--threshold=20",
-        "--no-pager",
-        unit(tmp_path),
-    ]
-    judged = subprocess.run(command, capture_output=True, text=True, check=False)
-    if "unrecognized option" in judged.stderr:
-        pytest.skip("this systemd cannot judge a unit offline")
-    assert judged.returncode == 0, judged.stdout  # an exposure of 2.0 of 10 at most
-
-
-@pytest.mark.skipif(not shutil.which("systemd-sysusers"), reason="systemd is not installed")
-def test_the_user_is_made(tmp_path):
-    (tmp_path / "etc/sysusers.d").mkdir(parents=True)
-    (tmp_path / "etc/passwd").write_text("root:x:0:0::/root:/bin/sh\n")
-    (tmp_path / "etc/group").write_text("root:x:0:\nvideo:x:44:\n")
-    (tmp_path / SERVICE.user_file).write_text(made(tmp_path, SERVICE.user_file))
-    subprocess.run(["systemd-sysusers", f"--root={tmp_path}"], check=True, capture_output=True)
-    (user,) = [line for line in (tmp_path / "etc/passwd").read_text().splitlines() if "fleetune" in line]
-    assert user.split(":")[5] == "/var/lib/fleetune"
-    assert "video:x:44:fleetune" in (tmp_path / "etc/group").read_text()
