@@ -144,7 +144,7 @@ def picture(runs: Sequence[Run]) -> Figure:
         left.set_title("accuracy of the shared model, %")
         _bars(right, [[_of(runs, "fedavg", "iid", "backdoor", 0.2, rule)] for rule in RULES], "backdoor")
         right.set_xticks([0], ["backdoor"])
-        right.set_title("its success, %")
+        right.set_title("success, %")
         figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=len(RULES))
     return figure
 

@@ -13,6 +13,7 @@ from fleetune.coordinator.commands.control_file import read_control
 from fleetune.coordinator.forgetting.receipt import Receipt
 from fleetune.coordinator.run.stored_run import stored_run
 from fleetune.coordinator.store.device_rows import read_engine
+from fleetune.protocols.errors import FleetuneError
 from fleetune.protocols.settings.run_toml import read_run
 from fleetune.tools.simulator.write_device_files import write_device_files
 
@@ -23,7 +24,7 @@ def closed(fleet):
     try:
         with stored_run(fleet.folder / "runs" / fleet.name) as kept:
             state = read_engine(kept.store)
-    except Exception:  # noqa: BLE001 - it is only just being made
+    except FleetuneError:  # it is being made
         return 0
     return 0 if state is None else state.rounds_done
 
